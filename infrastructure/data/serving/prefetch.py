@@ -1,12 +1,20 @@
 """Prefetching of batches in a background thread while the model works on the current one."""
 
-from collections import deque
+import queue
+import threading
 from collections.abc import Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import TypeVar
 
+from infrastructure.core.errors import DataError
+
+LOOK_SECONDS = 1.0
+
 Item = TypeVar("Item")
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 class _End:
@@ -19,19 +27,51 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     If building an item raises an exception, it is raised in place of that item. Closing the
     generator ends the thread and closes `items`.
     """
-    source = iter(items)
-    unread = chain(source)  # never reads a source again that has ended
+    ready: queue.SimpleQueue[Item | _End | _Failure] = queue.SimpleQueue()
+    free_slots = threading.Semaphore(depth)
+    stopped = threading.Event()
 
-    def build() -> Item | _End:
-        return next(unread, _End())
+    def work() -> None:
+        iterator = iter(items)
+        try:
+            item: Item | _End | None = None
+            while not isinstance(item, _End) and free_slots.acquire() and not stopped.is_set():
+                item = next(iterator, _End())
+                ready.put(item)
+        except BaseException as error:  # raised again in the consumer
+            ready.put(_Failure(error))
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()
 
-    pool = ThreadPoolExecutor(1, "temper-prefetch")
+    thread = threading.Thread(target=work, name="temper-prefetch", daemon=True)
+    thread.start()
     try:
-        ahead = deque(pool.submit(build) for _ in range(depth))
-        while not isinstance(item := ahead.popleft().result(), _End):
-            ahead.append(pool.submit(build))
-            yield item
+        yield from _taken(ready, free_slots, thread)
     finally:
-        pool.shutdown(cancel_futures=True)
-        if isinstance(source, Generator):
-            source.close()
+        stopped.set()
+        free_slots.release()
+        thread.join()
+
+
+def _taken(
+    ready: "queue.SimpleQueue[Item | _End | _Failure]",
+    free_slots: threading.Semaphore,
+    thread: threading.Thread,
+) -> Generator[Item, None, None]:
+    while not isinstance(item := _next(ready, thread), _End):
+        if isinstance(item, _Failure):
+            raise item.error
+        free_slots.release()
+        yield item
+
+
+def _next(ready: "queue.SimpleQueue[Item]", thread: threading.Thread) -> Item:
+    """Return the next item; raise DataError if the thread has died."""
+    while True:
+        lived = thread.is_alive()
+        try:
+            return ready.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if not lived:
+                raise DataError("data.batch_thread_died") from None

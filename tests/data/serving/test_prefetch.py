@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from infrastructure.core.errors import DataError
+from infrastructure.data.serving import prefetch as module
 from infrastructure.data.serving.prefetch import prefetch
 
 
@@ -50,7 +52,7 @@ def test_closing_early_ends_thread_and_source() -> None:
     source = items()  # held here, so that only an explicit close ends it
     ahead = prefetch(source, 2)
     next(ahead)
-    assert threads() == ["temper-prefetch_0"]
+    assert threads() == ["temper-prefetch"]
     ahead.close()
     assert closed.is_set()
     assert threads() == []
@@ -71,6 +73,13 @@ def test_an_error_comes_out_where_its_item_would() -> None:
 def test_a_generator_that_is_never_started_starts_no_thread() -> None:
     prefetch(range(3), 2).close()
     assert threads() == []
+
+
+def test_a_thread_that_died_without_a_word_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(threading.Thread, "run", lambda self: None)
+    with pytest.raises(DataError, match=r"data\.batch_thread_died"):
+        list(prefetch(range(3), 2))
 
 
 class Counted:
