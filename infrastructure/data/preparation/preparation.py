@@ -3,6 +3,7 @@
 Memory use is limited to a few chunks of rows plus about forty bytes per row of the data.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -60,6 +61,7 @@ NUM_PLACES = 3
 NUM_LOSSES = 100  # rows whose lost texts are kept for inspection
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
+UNUSUAL_SPLIT = 4.0  # standard deviations from the configured share
 
 
 @dataclass(frozen=True)
@@ -335,6 +337,9 @@ class Preparation:
             )
         if self.plan.validation_split and not report.num_evaluation:
             report.notes.append(phrase("data.nothing_held_out"))
+        report.notes += _uneven_split(
+            self.plan.validation_split, report.num_evaluation, report.num_train
+        )
         if pictures := self.plan.encoder.pictures:
             report.notes += decisions_in_words(self.decided, pictures.background)
         report.notes += [phrase(code, count=count) for code, count in self.noted.items() if count]
@@ -404,3 +409,14 @@ def _listed(names: Counter[str]) -> str:
     more = len(names) - len(shown)
     listed = ", ".join(shown)
     return phrase("data.more_names", names=listed, count=more) if more > 0 else listed
+
+
+def _uneven_split(wanted: float, num_evaluation: int, num_train: int) -> list[str]:
+    """Return a note if the share of held-out rows is far from the wanted one; otherwise []."""
+    num_rows = num_evaluation + num_train
+    if not wanted or not num_evaluation:
+        return []
+    share, chance = num_evaluation / num_rows, math.sqrt(wanted * (1 - wanted) / num_rows)
+    if abs(share - wanted) <= UNUSUAL_SPLIT * chance + 1 / num_rows:
+        return []
+    return [phrase("data.uneven_split", percent=100 * share, wanted=100 * wanted)]

@@ -217,6 +217,34 @@ def test_few_rows_are_on_both_sides_where_they_can(
     assert len(prepared.evaluation_rows()) == prepared.report.num_evaluation
 
 
+def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "few.jsonl", pairs(3) * 60)
+    few = pipeline(data, cache, validation_split=0.1)
+    share = round(100 * few.report.num_evaluation / 180)
+    assert share == 33
+    uneven = "data.uneven_split("
+    [note] = [line for line in few.report.lines() if uneven in line]
+    assert re.search(r"percent=33\.3\d*, wanted=10", note)
+    many = pipeline(write_jsonl(tmp_path / "many.jsonl", pairs(200)), cache, validation_split=0.1)
+    assert not [line for line in many.report.lines() if uneven in line]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_held_out", "num_train", "percent"),
+    [
+        *((0.2, 37, 63, None), (0.2, 38, 62, 38.0), (0.2, 3, 97, None), (0.2, 2, 98, 2.0)),
+        *((0.2, 0, 100, None), (0.0, 9, 1, None), (0.5, 1, 1, None)),
+    ],
+)
+def test_a_split_is_uneven_beyond_what_chance_makes_of_it(
+    wanted: float, num_held_out: int, num_train: int, percent: float | None
+) -> None:
+    """Four standard deviations, of 4 % each for a hundred rows, and one row."""
+    notes = module._uneven_split(wanted, num_held_out, num_train)
+    noted = f"data.uneven_split(percent={percent}, wanted={100 * wanted})"
+    assert notes == [noted] * (percent is not None)
+
+
 def test_a_stream_of_few_rows_is_left_as_chance_divides_it(tmp_path: Path, cache: Path) -> None:
     data = write_jsonl(tmp_path / "a.jsonl", pairs(6))
     prepared = pipeline(data, cache, streaming=True, validation_split=1e-9)
