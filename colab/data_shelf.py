@@ -66,7 +66,7 @@ class Shelf:
             raise InputError(
                 "notebook.folder_not_writable", folder=self.folder, error=error.strerror
             ) from error
-        if not self._lock.take(wait=False):
+        if not self._lock.take(wait=False, where_there_are_none=True):
             print(phrase("notebook.waiting_for_same_download", folder=self.folder))
             self._lock.take()
         return self

@@ -64,7 +64,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
             what is missing.
         ValueError: if the run's record cannot be read, or names no backup destination.
     """
-    if not Lock(run.path / LOCK_FILE).take(wait=False):
+    if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError("notebook.run_is_training", run=run.run_id)
     recorded = run.read_settings()
     options = _options_of(run).copy_with(finish_seconds=seconds)

@@ -54,11 +54,15 @@ class Lock:
         self.descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
 
-    def take(self, *, shared: bool = False, wait: bool = True) -> bool:
+    def take(
+        self, *, shared: bool = False, wait: bool = True, where_there_are_none: bool | None = None
+    ) -> bool:
         """Take the lock, shared or exclusive. If another process holds it, wait, or return False if
         `wait` is False.
 
-        On a file system without locks, such as some network mounts, the lock counts as taken.
+        Args:
+            where_there_are_none: the value to return on a file system without locks, such as some
+                network mounts; by default, the value of `wait`.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -68,6 +72,7 @@ class Lock:
         except OSError as error:
             if error.errno not in NO_LOCKS_HERE:
                 raise
+            return wait if where_there_are_none is None else where_there_are_none
         return True
 
     def release(self) -> None:

@@ -164,7 +164,7 @@ def only_runner(path: Path, code: str, **about: object) -> Iterator[None]:
     """
     lock = Lock(path)
     try:
-        if not lock.take(wait=False):
+        if not lock.take(wait=False, where_there_are_none=True):
             raise InputError(code, holder=path.read_text() or "another process", **about)
         path.write_text(this_process())
         yield

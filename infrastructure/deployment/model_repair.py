@@ -51,7 +51,7 @@ def repair_finished(
     """
     lock = Lock(run.path / LOCK_FILE)
     try:
-        if not lock.take(wait=False):
+        if not lock.take(wait=False, where_there_are_none=True):
             return
         repair_run(run, options, report)
         if run.is_finished():
@@ -82,7 +82,7 @@ def repair_model(path: Path) -> None:
         options = BackupConfig()
     lock = Lock(run.path / LOCK_FILE)
     try:
-        if lock.take(wait=False):
+        if lock.take(wait=False, where_there_are_none=True):
             for repair in _repair_model(run, options):
                 log.warning("%s", repair.text)
     finally:

@@ -67,7 +67,7 @@ class Beginning:
                 lock = Lock(self._path)
             except FileNotFoundError:  # another process has just removed the folder
                 continue
-            if not lock.take(wait=False):
+            if not lock.take(wait=False, where_there_are_none=True):
                 raise InputError("run.same_run_is_starting", holder=self._holder())
             with suppress(FileNotFoundError):  # the previous holder has removed the file
                 if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):

@@ -82,7 +82,7 @@ def refuse_trained_elsewhere(run_path: Path) -> None:
 def _locked(run_path: Path) -> Iterator[None]:
     lock = Lock(run_path / LOCK_FILE)
     try:
-        if not lock.take(wait=False):
+        if not lock.take(wait=False, where_there_are_none=True):
             raise InputError(
                 "run.run_is_being_trained", run=run_path.name, trainer=_holder(run_path)
             )

@@ -48,7 +48,7 @@ def is_free(path: Path) -> bool:
     """Return whether no running process trains the run in `path`."""
     lock = Lock(path / LOCK_FILE)
     try:
-        return lock.take(wait=False)
+        return lock.take(wait=False, where_there_are_none=True)
     finally:
         lock.release()
 

@@ -31,16 +31,24 @@ def test_who_forgets_it_gives_it_back(tmp_path: Path) -> None:
     assert Lock(tmp_path / "lock").take(wait=False)
 
 
-@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("wait", "answer", "expected"),
+    [(True, None, True), (False, None, False), (False, True, True), (True, False, False)],
+)
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
 def test_where_there_are_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool, number: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: bool,
+    answer: bool | None,
+    expected: bool,
+    number: int,
 ) -> None:
     def flock(descriptor: int, kind: int) -> None:
         raise OSError(number, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert Lock(tmp_path / "lock").take(wait=wait)
+    assert Lock(tmp_path / "lock").take(wait=wait, where_there_are_none=answer) is expected
 
 
 def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

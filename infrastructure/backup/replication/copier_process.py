@@ -201,7 +201,7 @@ def _is_written_to(local: Store) -> bool:
     except OSError:
         return False
     try:
-        return not lock.take(shared=True, wait=False)
+        return not lock.take(shared=True, wait=False, where_there_are_none=True)
     finally:
         lock.release()
 
