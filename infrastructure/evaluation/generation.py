@@ -247,7 +247,8 @@ def not_finite(model: torch.nn.Module, name: str) -> InputError:
 
     It names a weight that has such values, if there is one.
     """
-    weights = ((key, w) for key, w in model.named_parameters() if w.is_floating_point())
+    loaded = ((key, w) for key, w in model.named_parameters() if not w.is_meta)
+    weights = ((key, w) for key, w in loaded if w.is_floating_point())
     damaged = [key for key, weight in weights if not torch.isfinite(weight.float()).all()]
     if not damaged:
         return InputError("evaluation.model_not_finite", model=name)

@@ -40,7 +40,7 @@ class RowLosses(EvaluationLoss):
         if predicts_next_token(self.adapter):
             rows = self._rows_of(examples)
             self.rows += rows
-            losses = [row.loss_sum for row in rows]
+            losses += [row.loss_sum for row in rows]
         if any(map(math.isnan, losses)):
             raise not_finite(self.model, self.name)
         return measured

@@ -135,7 +135,8 @@ def as_flag(key: str, value: str = "") -> str:
 
 def as_flags(settings: Mapping[str, object]) -> str:
     """Return settings as on a command line, with each value as a user types it."""
-    return " ".join(as_flag(key, plain(value)) for key, value in settings.items())
+    pairs = ((key, plain(value)) for key, value in settings.items())
+    return " ".join(as_flag(key, value) if value else f"{as_flag(key)} ''" for key, value in pairs)
 
 
 def add_config_flags(

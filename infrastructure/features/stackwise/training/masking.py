@@ -22,6 +22,7 @@ import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import InputError
+from infrastructure.core.lookup import look_up
 from infrastructure.core.messages import phrase
 from infrastructure.core.registry import Registry
 from infrastructure.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
@@ -140,6 +141,7 @@ def replace_uniformly(ids: Ids, vocabulary: MaskVocabulary, random: np.random.Ra
 
 CORRUPTIONS: Registry[Corruption] = registries.CORRUPTIONS
 CORRUPTIONS.provide({"mask": replace_by_mask, "uniform": replace_uniformly})
+WEIGHTINGS = ("inverse", "none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +211,7 @@ class MaskedObjective:
             )
         self.corruption = corruption
         self._corrupt = CORRUPTIONS.get(corruption)
-        self.weighting = weighting
+        self.weighting = look_up("mask weighting", weighting, {name: name for name in WEIGHTINGS})
         self._special = np.array(sorted({*special_token_ids, mask_token_id}), dtype=np.int32)
         ordinary = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), self._special)
         self.vocabulary = MaskVocabulary(mask_token_id, ordinary)
