@@ -58,6 +58,8 @@ def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
             given = None
             if is_message and call is not None and all(k.arg for k in call.keywords):
                 given = frozenset(str(k.arg) for k in call.keywords)
+                if len(call.args) == 2 and isinstance(call.args[1], ast.Dict):  # of a Message
+                    given = frozenset(ast.literal_eval(key) for key in call.args[1].keys if key)
             yield place, node.value, given
 
 

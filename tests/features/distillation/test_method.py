@@ -96,7 +96,7 @@ def test_the_loss_is_that_of_the_tokens_that_both_have(
         .reshape(-1, num_shared)
         for folder in (student, teacher)
     ]
-    assert float(loss) == pytest.approx(float(divergence(*logits, beta)), rel=1e-4)
+    assert loss.item() == pytest.approx(divergence(*logits, beta).item(), rel=1e-4)
     loss.backward()
     gradient = trainer.model.lm_head.weight.grad
     assert gradient.shape == (num_rows, 64)
