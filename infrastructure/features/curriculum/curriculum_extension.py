@@ -34,7 +34,7 @@ from infrastructure.models.preserve import preserve
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.session import TrainingSession
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,15 @@ class CurriculumTrainer(Protocol):
 
     training_config: TrainingConfig
     adapter: ModelAdapter
-    precision: Precision
-    data: DataSource | None
-    model: torch.nn.Module | None
-    loop: TrainingLoop | None
+
+    @property
+    def precision(self) -> Precision: ...
+
+    def initialize_model(self) -> torch.nn.Module: ...
+
+    def initialize_data(self) -> DataSource: ...
+
+    def prepare(self) -> TrainingSession: ...
 
 
 class CurriculumExtension(Extension):

@@ -45,7 +45,7 @@ from infrastructure.optimization.device_errors import (
 )
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.loop.session import TrainingSession
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.recovery.recovery_log import clipped, record_recovery
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
@@ -63,10 +63,13 @@ class TrainingParts(Protocol):
     sections: Mapping[str, ConfigSection]
     adapter: ModelAdapter
     strategy: TrainingStrategy
-    precision: Precision
-    data: DataSource | None
 
-    def prepare(self) -> TrainingLoop: ...
+    @property
+    def precision(self) -> Precision: ...
+
+    def initialize_data(self) -> DataSource: ...
+
+    def prepare(self) -> TrainingSession: ...
 
 
 class SolverSession:
