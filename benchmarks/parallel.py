@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, cast
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from benchmarks.machine import environment, sentence, table
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_text
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -105,9 +107,17 @@ def temper(config: DeploymentConfig) -> float:
     trainer = TrainerFactory().for_run(config)
     turns = Turns()
     trainer.add_hooks([turns])
-    trainer.train()
-    ranks = getattr(trainer, "ranks", None)
-    return 0.0 if ranks is None else ranks.moved_bytes / turns.num_steps
+    sizes: list[int] = []
+    add_up = JoinedGroup.sum
+
+    def noting(group: JoinedGroup, tensors: Iterable[torch.Tensor]) -> None:
+        given = [*tensors]
+        sizes.extend(tensor.nbytes for tensor in given)
+        add_up(group, given)
+
+    with mock.patch.object(JoinedGroup, "sum", noting):
+        trainer.train()
+    return sum(sizes) / turns.num_steps
 
 
 def plain_loop(

@@ -244,7 +244,7 @@ class EnhancedTrainer:
 
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""
-        if self._session is not None:  # a sharded one is put together as another object
+        if self._session is not None:
             return self._session.state.model
         if self._model is None:
             too_large = self.placement.is_too_large(self.adapter, self.memory_budget)
@@ -327,6 +327,7 @@ class EnhancedTrainer:
             state.total_steps = length.total_steps
             loop = self._build_loop(data, state.optimizer, length)
             self._session = TrainingSession(loop, state, length, self.create_optimizer)
+            self._model = None  # the session has it; a sharded one is put together as another object
         return self._session
 
     @property
