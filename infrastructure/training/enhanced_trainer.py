@@ -327,7 +327,7 @@ class EnhancedTrainer:
             state.total_steps = length.total_steps
             loop = self._build_loop(data, state.optimizer, length)
             self._session = TrainingSession(loop, state, length, self.create_optimizer)
-            self._model = None  # the session has it; a sharded one is put together as another object
+            self._model = None  # the session has it, or what a sharded one is put together as
         return self._session
 
     @property
