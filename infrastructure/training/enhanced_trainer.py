@@ -1,6 +1,7 @@
 """The trainer that combines adapter, data, strategy, hooks and training loop."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +103,24 @@ Poll = Callable[[], None]
 MeasureAnswers = Callable[["EnhancedTrainer", Poll], Mapping[str, float]]
 
 
+@contextmanager
+def _building(trainer: "EnhancedTrainer") -> Iterator[None]:
+    """Refuse to build a part of the trainer while another one is being built; forget what is half
+    built if an error ends it, so that the next call begins again.
+    """
+    if trainer._is_building:
+        raise InputError("training.part_used_too_early")
+    before = trainer._model, trainer._data, trainer._state
+    trainer._is_building = True
+    try:
+        yield
+    except BaseException:
+        trainer._model, trainer._data, trainer._state = before
+        raise
+    finally:
+        trainer._is_building = False
+
+
 class EnhancedTrainer:
     """The trainer of one run. It builds model, data, optimizer and loop, and runs the loop.
 
@@ -197,11 +216,14 @@ class EnhancedTrainer:
         self.run_identity = RunIdentity()
         self._model: torch.nn.Module | None = None
         self._data: DataSource | None = None
+        self._state: TrainingState | None = None
         self._session: TrainingSession | None = None
-        extensions = [
-            *create_extensions(training_config.extensions, self),
-            *self.strategy.extensions(self),
-        ]
+        self._is_building = False
+        with _building(self):
+            extensions = [
+                *create_extensions(training_config.extensions, self),
+                *self.strategy.extensions(self),
+            ]
         self.hooks = ExtensionManager(self.placement.of_this_rank(extensions))
         adding = self.hooks.adding_weights
         _refuse(added_weights_refusals(adding, model_config, training_config))
@@ -234,7 +256,12 @@ class EnhancedTrainer:
             run_files: returns further files to include in every checkpoint.
             reserve_seconds: returns the time needed after the last save, such as for uploading it.
                 The training stops that much earlier before a deadline.
+
+        Raises:
+            ValueError: the loop exists already.
         """
+        if self._session is not None:
+            raise InputError("training.checkpoints_chosen_too_late")
         self.checkpoints = CheckpointManager(
             directory, retention_of(self.training_config), run_files
         )
@@ -246,7 +273,9 @@ class EnhancedTrainer:
         """Build or load the model; the same seed gives the same weights."""
         if self._session is not None:
             return self._session.state.model
-        if self._model is None:
+        if self._model is not None:
+            return self._model
+        with _building(self):
             too_large = self.placement.is_too_large(self.adapter, self.memory_budget)
             self.adapter.on_disk = self.adapter.on_disk or too_large
             seed_everything(self.training_config.seed)
@@ -257,7 +286,7 @@ class EnhancedTrainer:
             self.hooks.attach(model, self.training_config)
             self.adapter.note_added_weights()
             self.bind_strategy().prepare_model(model)
-        return self._model
+        return model
 
     @property
     def model(self) -> torch.nn.Module:
@@ -271,7 +300,9 @@ class EnhancedTrainer:
             ValueError, DataError: the data cannot be used. The message names file, line and remedy.
         """
         model = self.initialize_model()
-        if self._data is None:
+        if self._data is not None:
+            return self._data
+        with _building(self):
             seed = self.training_config.seed
             self._data = data = self.adapter.create_data_source(self.cache_config, seed)
             if data.num_examples == 0:
@@ -280,7 +311,7 @@ class EnhancedTrainer:
                 extension.inspect(data, model)
             if self.placement.may_shard(self.adapter):
                 self.placement.choose_sharding(self.cost_measurement())
-        return self._data
+        return data
 
     def cost_measurement(self) -> CostMeasurement:
         """Return an object that measures memory and time of this run's steps on this machine."""
@@ -303,6 +334,10 @@ class EnhancedTrainer:
     def prepare(self) -> TrainingSession:
         """Build what training needs and does not have yet: model, data, optimizer, schedule and
         loop.
+
+        Raises:
+            ValueError: the run cannot be trained like this; or an extension, while it is built
+                itself, uses a part that does not exist yet.
         """
         if self._session is None:
             config = self.training_config
@@ -315,17 +350,18 @@ class EnhancedTrainer:
             model, data = self.initialize_model(), self.initialize_data()
             prepare_saving(model, getattr(data, "stop_token_ids", ()))
             size = self.batch_plan().micro_batch_size
-            state = TrainingState(
-                model,
-                micro_batch_size=self.planner.memory_limit().at_most(size),
-                best_metric=config.best_metric_key,
-                best_is_greater=config.best_is_greater,
-                measured_on=held_out_identity(data),
-            )
-            state.optimizer = self.create_optimizer(model)
-            length = self.length()
-            state.total_steps = length.total_steps
-            loop = self._build_loop(data, state.optimizer, length)
+            with _building(self):
+                self._state = state = TrainingState(
+                    model,
+                    micro_batch_size=self.planner.memory_limit().at_most(size),
+                    best_metric=config.best_metric_key,
+                    best_is_greater=config.best_is_greater,
+                    measured_on=held_out_identity(data),
+                )
+                state.optimizer = self.create_optimizer(model)
+                length = self.length()
+                state.total_steps = length.total_steps
+                loop = self._build_loop(data, state.optimizer, length)
             self._session = TrainingSession(loop, state, length, self.create_optimizer)
             self._model = None  # the session has it, or what a sharded one is put together as
         return self._session
@@ -333,7 +369,7 @@ class EnhancedTrainer:
     @property
     def state(self) -> TrainingState:
         """The state of the training. Reading it prepares the training if necessary."""
-        return self.prepare().state
+        return self._state or self.prepare().state
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

@@ -27,7 +27,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed.group import Group
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.placement import Placement
 from infrastructure.training.strategies import get_training_strategy
@@ -464,3 +464,53 @@ def test_hooks_come_before_the_loop_and_data_has_examples() -> None:
     trainer._session = "made"
     with pytest.raises(ValueError, match=r"training\.hooks_added_too_late"):
         trainer.add_hooks([])
+    with pytest.raises(ValueError, match=r"training\.checkpoints_chosen_too_late"):
+        trainer.save_checkpoints_to(Path("elsewhere"))
+
+
+class Curious(Extension):
+    """Looks at the trainer's state when it is given a model, data, or has to be saved."""
+
+    def __init__(self, trainer: EnhancedTrainer, when: str) -> None:
+        self.trainer, self.when, self.steps = trainer, when, list[int]()
+
+    @property
+    def name(self) -> str:
+        return "curious"
+
+    def _look(self, when: str) -> None:
+        if when == self.when:
+            self.steps.append(self.trainer.state.step)
+
+    def attach(self, *_: Any) -> None:
+        self._look("attach")
+
+    def inspect(self, *_: Any) -> None:
+        self._look("inspect")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._look("state_dict")
+        return {}
+
+
+@pytest.mark.parametrize("when", ["attach", "inspect"])
+def test_a_part_that_is_being_built_cannot_use_later_ones(
+    when: str, saved_llama: Path, data_file: Path
+) -> None:
+    trainer = Training(saved_llama, data_file).trainer
+    curious = Curious(trainer, when)
+    trainer.add_hooks([curious])
+    for _ in range(2):  # as a cell that is run again
+        with pytest.raises(ValueError, match=r"training\.part_used_too_early"):
+            trainer.prepare()
+    curious.when = "never"
+    assert trainer.prepare().loop.total_steps > 0
+    assert curious.steps == []
+
+
+def test_what_is_saved_may_depend_on_the_state(saved_llama: Path, data_file: Path) -> None:
+    trainer = Training(saved_llama, data_file).trainer
+    curious = Curious(trainer, "state_dict")
+    trainer.add_hooks([curious])
+    trainer.prepare()
+    assert curious.steps == [0]
