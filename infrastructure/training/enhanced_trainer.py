@@ -199,6 +199,11 @@ class EnhancedTrainer:
         self.placement = placement or Placement()
         self.answering = answering
         self.backend_sentence = backend_sentence
+        self._model: torch.nn.Module | None = None
+        self._data: DataSource | None = None
+        self._state: TrainingState | None = None
+        self._session: TrainingSession | None = None
+        self._is_building = False
         deadline = time_left(training_config.deadline)
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, deadline)
         self.checkpoints: CheckpointManager | None = None
@@ -214,11 +219,6 @@ class EnhancedTrainer:
             self.cost_measurement,
         )
         self.run_identity = RunIdentity()
-        self._model: torch.nn.Module | None = None
-        self._data: DataSource | None = None
-        self._state: TrainingState | None = None
-        self._session: TrainingSession | None = None
-        self._is_building = False
         with _building(self):
             extensions = [
                 *create_extensions(training_config.extensions, self),

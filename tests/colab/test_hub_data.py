@@ -89,5 +89,5 @@ def test_an_address_of_no_file_is_refused(address: str, tmp_path: Path) -> None:
 
 
 def test_a_whole_data_set_is_read_by_its_name_instead(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"notebook\.nothing_to_fetch\(source='me/chats@train'"):
+    with pytest.raises(ValueError, match=r"notebook\.nothing_to_fetch\(source=me/chats@train,"):
         colab.fetch_dataset("me/chats@train", folder=tmp_path)
