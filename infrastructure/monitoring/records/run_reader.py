@@ -213,9 +213,12 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
 
 def read_rounds(run_directory: Path) -> list[JsonObject]:
     """Return the results of all rounds of checks of a run, the oldest first; empty if there are
-    none.
+    none, or they cannot be read.
     """
-    return objects_in(read_small_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
+    try:
+        return objects_in(parse_json((run_directory / CHECKS_FILE).read_bytes()))
+    except (OSError, ValueError):
+        return []
 
 
 def objects_in(value: object) -> list[JsonObject]:
