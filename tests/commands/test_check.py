@@ -63,7 +63,7 @@ def test_json_is_one_object_and_nothing_else(
     assert main(["check", "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is True
-    assert Path(report["paths"]["html"]).is_file()
+    assert Path(report["path"]).is_file()
 
 
 def test_the_preview_shows_tokens_and_loads_no_model(

@@ -286,7 +286,7 @@ def test_what_is_given_to_a_run_that_goes_on_arrives(monkeypatch: pytest.MonkeyP
     temper.resume(Path("mine"), output_dir=Path("there"), accept=["data"], max_steps=6)
     temper.resume(backup_place="a", max_steps=7)
     temper.resume(backup_place=None)
-    for (name, folder, changes, accept, _, place), accepted, _ in arrived:
+    for (name, folder, changes, accept, _, place), accepted in arrived:
         assert accept == accepted
         given = [(change.key, change.value) for change in changes]
         placed = None if place is None else place.value

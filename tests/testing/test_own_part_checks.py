@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.registries import LOSSES, METRICS, STRATEGIES
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import forecast
@@ -55,8 +54,6 @@ TURNS = BEGINNING % "None"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for registry in (STRATEGIES, LOSSES, METRICS):
-        monkeypatch.setattr(registry, "_loaded", {})
     sys.modules.pop(NAME, None)
     yield tmp_path
     sys.modules.pop(NAME, None)

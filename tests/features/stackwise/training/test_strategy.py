@@ -468,7 +468,7 @@ def test_a_checkpoint_from_the_middle_is_exported_as_a_plain_model(
 
 def test_a_learning_rate_of_their_own(tmp_path: Path) -> None:
     config = config_of(tmp_path, **FURTHER["qlora"], qlora_lr=0.123)
-    groups = TrainerFactory().for_run(config).optimizer.param_groups
+    groups = TrainerFactory().for_run(config).prepare().loop.optimizer_step.optimizer.param_groups
     rates = {group["initial_lr"] for group in groups}
     assert len(rates) == 2
     assert 0.123 in rates
