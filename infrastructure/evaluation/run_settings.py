@@ -85,10 +85,8 @@ def data_of_run(model: Path) -> DataConfig | None:
     try:
         configuration = as_object(record_of_run(model)["configuration"])
         recorded: dict[str, Any] = as_object(as_object(configuration["values"])["data"])
-        inherited = {name: recorded[name] for name in INHERITED}
-        return DataConfig(
-            **inherited, **{name: recorded[name] for name in COLUMNS if name in recorded}
-        )
+        names = [name for name in (*INHERITED, *COLUMNS) if name in recorded]
+        return DataConfig(**{name: recorded[name] for name in names})
     except (KeyError, TypeError, ValueError):
         return None  # not a run of Temper, or an unreadable one: the model itself can still be used
 

@@ -550,7 +550,7 @@ def test_measuring_leaves_no_trace(saved_llama: Path, tmp_path: Path, settings: 
     assert costs.step_seconds > 0
     assert torch.equal(torch.get_rng_state(), random_before)
     assert all(parameter.grad is None for parameter in measured.model.parameters())
-    assert not measured.loop.optimizer_step.optimizer.state
+    assert not measured.prepare().loop.optimizer_step.optimizer.state
     for name, tensor in measured.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     torch.manual_seed(0)
