@@ -183,7 +183,7 @@ def test_r2_reasoning_in_a_field_that_is_not_read_is_written_in_the_one_that_is(
     )
     read.prepare()
     assert decoded(prepared) == decoded(read)
-    notes = [note for note in prepared.report.notes if "20 rows" in note]
+    notes = [note for note in prepared.report.notes if "=20" in note or "20 rows" in note]
     assert len(notes) == (field != "reasoning_content")
 
 
