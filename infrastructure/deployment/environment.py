@@ -275,10 +275,15 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
 def make_virtual_environment(folder: Path) -> None:
     """Create a new, empty environment in `folder`, and delete an existing one.
 
+    If `folder` is a link, only the link is deleted: its target may be the environment of another
+    clone.
+
     The base interpreter creates it, even if this runs in another active environment. Python's own
     module is used instead of uv, because it installs pip without a network, and pip can install
     packages that uv cannot.
     """
+    if folder.is_symlink():
+        folder.unlink()
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-I", "-m", "venv", "--clear", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -247,9 +247,13 @@ def not_finite(model: torch.nn.Module, name: str) -> InputError:
 
     It names a weight that has such values, if there is one.
     """
-    loaded = ((key, w) for key, w in model.named_parameters() if not w.is_meta)
-    weights = ((key, w) for key, w in loaded if w.is_floating_point())
-    damaged = [key for key, weight in weights if not torch.isfinite(weight.float()).all()]
+    damaged = [
+        key
+        for key, weight in model.named_parameters()
+        if weight.is_floating_point()
+        and not weight.is_meta
+        and not torch.isfinite(weight.float()).all()
+    ]
     if not damaged:
         return InputError("evaluation.model_not_finite", model=name)
     return InputError(

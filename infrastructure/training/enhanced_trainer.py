@@ -137,7 +137,7 @@ class EnhancedTrainer:
         sections: configuration sections of features, by name.
         checkpoint_directory: folder for checkpoints. None: no checkpoints are saved.
         hooks: observers and extensions in addition to `training_config.enabled_extensions`.
-        placement: the place of this process among those that train. None: it trains alone.
+        placement: which of the processes of a run this one is. None: it trains alone.
         answering: measures the model's outputs in each evaluation of the loop. None: not measured.
         backend_sentence: why this library loads the model. None: it was not chosen.
 

@@ -36,7 +36,7 @@ from infrastructure.training.sizing.cost_measurement import CostMeasurement
 
 
 class Placement:
-    """The place of this process among those that train one model together.
+    """Which of the processes of a run this one is, and how they share the model.
 
     Args:
         ranks: the ranks that this process leads, the group that it has joined as another rank, or

@@ -209,6 +209,17 @@ def test_an_environment_that_was_moved_is_made_anew(tmp_path: Path) -> None:
     assert not environment.is_usable(tmp_path, record={"location": "/somewhere/else/.venv"})
 
 
+def test_the_environment_that_a_link_leads_to_is_not_touched(tmp_path: Path) -> None:
+    """People link .venv to that of another clone, which would be emptied."""
+    other, link = tmp_path / "other", tmp_path / ".venv"
+    (other / "bin").mkdir(parents=True)
+    (other / "bin/python").write_text("theirs")
+    link.symlink_to(other)
+    environment.make_virtual_environment(link)
+    assert (other / "bin/python").read_text() == "theirs"
+    assert (link.is_symlink(), environment.python_of(link).exists()) == (False, True)
+
+
 def test_an_environment_without_its_interpreter_is_made_anew(tmp_path: Path) -> None:
     assert not environment.is_usable(tmp_path, record={"location": str(tmp_path)})
     (tmp_path / "bin").mkdir()

@@ -66,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_path: Path) -> None:
-    """Of a LoRA that goes on with a LoRA, too, where TRL keeps the first one to compare with. Its
+    """Also a LoRA that trains a LoRA further, where TRL keeps the first one to compare with. Its
     base has to be the one that it began with."""
     base = Path(shutil.copytree(saved_llama, tmp_path / "base"))
     model = {"name": str(base), "lora_config": {"r": 4}}

@@ -1,4 +1,4 @@
-"""Where a process trains: whether it shards the model, and what it has of it at the end."""
+"""Test whether a process shards the model, and what it holds of the model at the end."""
 
 import tempfile
 from collections.abc import Callable

@@ -52,9 +52,10 @@ class Distillation(Method):
         model, name = training.config.model.name, training.config.training.teacher
         teacher = training.find(name)
         num_rows = training.embedding_rows(training.source, model)
-        num_shared = min(num_rows, num_of_teacher := training.embedding_rows(teacher, name))
-        if num_rows == num_of_teacher:
+        num_teacher_rows = training.embedding_rows(teacher, name)
+        if num_rows == num_teacher_rows:
             return trainer_class
+        num_shared = min(num_rows, num_teacher_rows)
 
         def begin(self: Any, **parts: Any) -> None:
             loaded = training.load_beside(teacher, parts["args"].teacher_model_revision)

@@ -2,11 +2,12 @@
 
 An accepted change takes effect from the next step on, whatever the checkpoint contains:
 
-- Other data: the current epoch starts again with the new data, so each row of the new data is used
-once for each remaining epoch. - Another seed: the epoch continues at the same position in another
-order. - Other data, batch size, epochs or max_steps: the training ends when the remaining epochs
-are done, and the learning rate decays over the remaining steps. - Another optimizer: it starts
-without state.
+- Different data: the current epoch starts again with the new data, so each row of the new data is
+  used once for each remaining epoch.
+- Another seed: the epoch continues at the same position in a different order.
+- Different data, batch size, epochs or max_steps: the training ends when the remaining epochs are
+  done, and the learning rate decays over the remaining steps.
+- Another optimizer: it starts without state.
 """
 
 import sys

@@ -378,7 +378,7 @@ def test_a_gradient_that_no_rank_has_is_none_again() -> None:
 
 
 def test_a_gradient_of_one_rank_is_kept_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an expert that the rows of one rank alone have used."""
+    """Only one rank's rows may use an expert."""
     here, there = layers(), layers()
     here[0].weight.grad, there[1].weight.grad = torch.ones(2, 2), torch.ones(1, 2)
     sent: list[list[torch.Tensor]] = []

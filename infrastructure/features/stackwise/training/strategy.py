@@ -60,7 +60,7 @@ from infrastructure.training.strategies.run_parts import ExampleSource, RunParts
 
 
 class StackedModel:
-    """A model that is prepared for block-wise training, with all modules that train beside it.
+    """A model that is prepared for block-wise training, with all modules that train with it.
 
     Attributes:
         rack: the parts of the model.
