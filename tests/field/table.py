@@ -34,7 +34,8 @@ class Results:
 def main(arguments: list[str]) -> int:
     """Run the field cases and print the table."""
     results = Results()
-    code = pytest.main(["-q", "--no-header", str(FOLDER), *arguments], plugins=[results])
+    words = ["-q", "--no-header", "-m", "slow or not slow", str(FOLDER), *arguments]
+    code = pytest.main(words, plugins=[results])
     missing = [case for case in CASES if case not in results.outcomes]
     print(f"\n{'case':5} {'outcome':8} what holds")
     for case in filter(results.outcomes.__contains__, CASES):

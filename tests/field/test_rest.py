@@ -1,6 +1,7 @@
 """F14 to F23: options, extensions of a run, and sentences that fit."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_config, small_settings
 from tests.features.quantum.training.quantum_runs import quantum_trainer, records
+from tests.slow import slow_but
 from tests.training.methods.method_runs import configuration, in_fork, run_folder
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +37,9 @@ def test_f14_pytest_runs_a_notebook_of_a_clone(pytestconfig: pytest.Config) -> N
     assert "--nbmake" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
-@pytest.mark.parametrize("problem", ["data_selection", "block_selection"])
+@pytest.mark.parametrize(
+    "problem", slow_but(["data_selection"], ["data_selection", "block_selection"])
+)
 def test_f15_quantum_steps_that_a_frequency_requests_are_made(
     problem: str, saved_llama: Path, tmp_path: Path
 ) -> None:
@@ -80,7 +84,7 @@ def stack_trainings(
     """The weights that each stack-wise training ends with; of three layers, or of `model`."""
     ended = []
     for training in runs:
-        settings = small_settings(folder, num_epochs=1, **training)
+        settings = small_settings(folder, num_epochs=1, **{"batch_size": 8, **training})
         settings["model"]["embedded"]["num_layers"] = 3
         settings["model"] = model or settings["model"]
         trainer = TrainerFactory().for_run(DeploymentConfig(**settings))
@@ -90,26 +94,23 @@ def stack_trainings(
     return ended
 
 
+@pytest.fixture(scope="module")
+def weights_after(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What a training ends with that several tests look at: trained once."""
+    ended: dict[str, dict[str, Any]] = {}
+
+    def weights(training: dict[str, Any]) -> dict[str, Any]:
+        key = repr(training)
+        if key not in ended:
+            [ended[key]] = stack_trainings(tmp_path_factory.mktemp("stacks"), training)
+        return ended[key]
+
+    return weights
+
+
 def num_different(one: dict[str, Any], other: dict[str, Any]) -> int:
     shared = one.keys() & other.keys()
     return len(one.keys() ^ other.keys()) + sum(not one[key].equal(other[key]) for key in shared)
-
-
-def test_f19_each_option_of_stackwise_training_changes_something(tmp_path: Path) -> None:
-    """`mode: fused` is no blockwise under another name, and both spellings of one thing agree."""
-    qlora = {"mode": "layerwise", "qlora_enabled": True, "qlora_rank": 2}
-    stored = {"mode": "layerwise", "quantization_type": "nf_fp8"}
-    block, fused = stack_trainings(
-        tmp_path,
-        {"mode": "blockwise", "block_size": 1, "cache_activations": False},
-        {"mode": "fused", "block_size": 1},
-    )
-    assert num_different(block, fused) > 9
-    for one, other in (
-        ({**qlora, "qlora_progressive_enabled": True}, {**qlora, "qlora_strategy": "progressive"}),
-        ({**stored, "quantization_enabled": True}, {**stored, "backbone_quantized": True}),
-    ):
-        assert num_different(*stack_trainings(tmp_path, one, other)) == 0
 
 
 LAYERWISE = {"mode": "layerwise"}
@@ -175,13 +176,32 @@ def test_f19_matrices_in_full_precision_differ_where_the_model_is_in_16_bits(
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_f19_a_choice_changes_what_is_trained(name: str, tmp_path: Path) -> None:
+def test_f19_a_choice_changes_what_is_trained(
+    name: str, weights_after: Callable[..., dict[str, Any]]
+) -> None:
     given, value = CHOICES[name]
     section, _, field = name.rpartition(".")
     chosen = {**given, field: value}
     if section:
         chosen = {**given, section: {**given.get(section, {}), field: value}}
-    assert num_different(*stack_trainings(tmp_path, given, chosen)) > 0
+    assert num_different(weights_after(given), weights_after(chosen)) > 0
+
+
+def test_f19_each_option_of_stackwise_training_changes_something(
+    tmp_path: Path, weights_after: Callable[..., dict[str, Any]]
+) -> None:
+    """`mode: fused` is no blockwise under another name, and both spellings of one thing agree."""
+    block, fused = stack_trainings(
+        tmp_path,
+        {"mode": "blockwise", "block_size": 1, "cache_activations": False},
+        {"mode": "fused", "block_size": 1},
+    )
+    assert num_different(block, fused) > 9
+    for one, other in (
+        ({**QLORA, "qlora_progressive_enabled": True}, {**QLORA, "qlora_strategy": "progressive"}),
+        ({**LAYERWISE, "quantization_enabled": True}, {**LAYERWISE, "backbone_quantized": True}),
+    ):
+        assert num_different(weights_after(one), weights_after(other)) == 0
 
 
 @pytest.mark.parametrize(
@@ -210,12 +230,12 @@ def model_bytes(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+EPOCHS = ({"num_epochs": 1, "max_steps": None}, {"num_epochs": 2}, "num_epochs")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "accepted"),
-    [
-        ({"max_steps": 4}, {"max_steps": 7}, "max_steps"),
-        ({"num_epochs": 1, "max_steps": None}, {"num_epochs": 2}, "num_epochs"),
-    ],
+    slow_but([EPOCHS], [({"max_steps": 4}, {"max_steps": 7}, "max_steps"), EPOCHS]),
 )
 def test_f21_a_longer_training_is_not_refused_for_what_follows_from_its_length(
     before: dict[str, Any], after: dict[str, Any], accepted: str, tmp_path: Path, saved_llama: Path
