@@ -34,28 +34,41 @@ CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"](?P<version>[^'\"]+)['\"]", re.MUL
 class Installation:
     """The packages that are installed in the directories of `search_path`.
 
-    By default, these are the directories of this interpreter.
+    By default, these are the directories of this interpreter. The metadata of each package is read
+    once, since parsing it takes milliseconds.
     """
 
     def __init__(self, search_path: Sequence[str] | None = None) -> None:
         self._search_path = list(sys.path if search_path is None else search_path)
+        self._versions: dict[str, Version | None] = {}
+        self._requirements: dict[str, list[Requirement]] = {}
 
     def version(self, package: str) -> Version | None:
         """Return a package's installed version; None if it is missing or its metadata is broken."""
+        if package not in self._versions:
+            self._versions[package] = self._read_version(package)
+        return self._versions[package]
+
+    def _read_version(self, package: str) -> Version | None:
         distribution = self._distribution(package)
-        if distribution is None or "Version" not in distribution.metadata:
+        metadata = None if distribution is None else distribution.metadata
+        if metadata is None or "Version" not in metadata:
             return None
         try:
-            return Version(distribution.metadata["Version"])
+            return Version(metadata["Version"])
         except InvalidVersion:
             return None
 
     def requirements(self, package: str, extra: str = "") -> list[Requirement]:
         """Return the requirements of `package`, or of its `extra`, on this platform."""
-        distribution = self._distribution(package)
-        requirements = [_parsed(line) for line in (distribution and distribution.requires) or []]
+        if package not in self._requirements:
+            distribution = self._distribution(package)
+            lines = (distribution and distribution.requires) or []
+            self._requirements[package] = [r for r in map(_parsed, lines) if r]
         return [
-            r for r in requirements if r and _applies(r, extra) and not (extra and _applies(r, ""))
+            r
+            for r in self._requirements[package]
+            if _applies(r, extra) and not (extra and _applies(r, ""))
         ]
 
     def torch_cuda(self) -> str | None:

@@ -1,4 +1,5 @@
-"""Unsloth for real, on the CPU. Its import changes the whole process, so it has its own."""
+"""How Unsloth is called; slow tests: for real, on the CPU. Its import changes the whole process, so
+it has its own, and takes ten seconds."""
 
 import json
 import os
@@ -142,6 +143,7 @@ def done(saved_llama: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
     return completed
 
 
+@slow
 @needs_unsloth
 def test_lora_and_qlora_by_unsloth_in_plain_peft(
     done: "subprocess.CompletedProcess[str]", folder: Path
@@ -172,6 +174,7 @@ def test_lora_and_qlora_by_unsloth_in_plain_peft(
     assert no_token == []
 
 
+@slow
 @needs_unsloth
 def test_the_parts_of_000_are_made_of_one_configuration(
     done: "subprocess.CompletedProcess[str]",

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from infrastructure.optimization.garbage import ScheduledCollection
-from tests.forks import count_frozen
 
 
 class Node:
@@ -20,11 +19,21 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def automatic_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    gc.unfreeze()
-    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
+    """Nothing was set aside yet. What is imported stays so, since to look at it takes a second; a
+    process of its own really sets it aside below."""
+    frozen = [0]
+
+    def freeze() -> None:
+        frozen[0] = len(gc.get_objects())
+
+    def unfreeze() -> None:
+        frozen[0] = 0
+
+    monkeypatch.setattr(gc, "freeze", freeze)
+    monkeypatch.setattr(gc, "unfreeze", unfreeze)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen[0])
     yield
     gc.enable()
-    gc.freeze()  # as conftest.py has it
 
 
 def test_cycles_are_freed_when_it_is_time_and_not_before() -> None:
@@ -32,6 +41,7 @@ def test_cycles_are_freed_when_it_is_time_and_not_before() -> None:
     collection = ScheduledCollection(interval_seconds=10.0, clock=lambda: now[0])
     collection.start()
     assert not gc.isenabled()
+    assert gc.get_freeze_count() > 0
     dead = weakref.ref(Node())
     now[0] = 9.0
     collection.collect_if_due()

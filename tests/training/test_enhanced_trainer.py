@@ -107,7 +107,6 @@ def test_a_resumed_lora_training_gives_the_same_bits(
         "lora": True,
         "batch_size": 2,
         "gradient_accumulation": 3,
-        "num_epochs": 3,
         "checkpoint_frequency": 1,
         "keep_checkpoints": 99,
         "streaming": streaming,
@@ -115,7 +114,7 @@ def test_a_resumed_lora_training_gives_the_same_bits(
     whole = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings).run()
     assert whole.trainer.adapter.packs  # type: ignore[attr-defined]
     num_steps = len(whole.losses.values)
-    assert num_steps == 12
+    assert num_steps == 8
     saved = CheckpointManager(tmp_path / "a", Retention(99))
     for step in (2, num_steps // 2 + 1):
         again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
@@ -134,7 +133,8 @@ def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
     saved_llama: Path, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bits of the run that was never interrupted: dropout would draw other numbers."""
-    settings: dict[str, Any] = {"lora": True, "checkpoint_frequency": 3, "keep_checkpoints": 9}
+    settings: dict[str, Any] = {"lora": True, "num_epochs": 1}
+    settings |= {"checkpoint_frequency": 3, "keep_checkpoints": 9}
     before = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings)
     adapter = before.trainer.adapter
     before.trainer.initialize_model()
@@ -192,8 +192,9 @@ def test_training_lowers_the_held_out_loss(saved_llama: Path, data_file: Path) -
 
 
 def test_evaluating_leaves_no_trace(saved_llama: Path, data_file: Path) -> None:
-    often = Training(saved_llama, data_file, lora=True, validation_frequency=1).run()
-    never = Training(saved_llama, data_file, lora=True, validation_interval=None).run()
+    settings: dict[str, Any] = {"lora": True, "num_epochs": 1}
+    often = Training(saved_llama, data_file, validation_frequency=1, **settings).run()
+    never = Training(saved_llama, data_file, validation_interval=None, **settings).run()
     assert_same_bits(often.weights, never.weights)
 
 
@@ -270,7 +271,7 @@ def test_rows_that_break_the_loss_are_named_by_file_and_line(
     saved_llama: Path, data_file: Path, tmp_path: Path
 ) -> None:
     """A real transformer whose embedding of one rare token is not a number."""
-    lines = data_file.read_text().splitlines()
+    lines = data_file.read_text().splitlines()[:12]
     lines[5] = json.dumps({"prompt": "What is this?", "completion": "\u0416 it is"})
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(lines) + "\n")

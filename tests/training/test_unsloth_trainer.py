@@ -1,14 +1,23 @@
-"""UnslothTrainer for real, on the CPU. Its import changes the whole process, so it has its own."""
+"""UnslothTrainer with plain transformers in its place; a slow test: for real, on the CPU. The
+import of Unsloth changes the whole process, so it has its own."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.optional import is_installed
+from infrastructure.models import model_manager
+from infrastructure.models.lora import apply_lora
+from infrastructure.models.model_manager import ModelManager
+from infrastructure.training import unsloth_trainer
+from tests.deployment.runs import small_settings
+from tests.seeds.unsloth_loop import train_as_written
 from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +46,42 @@ compiled = os.environ["UNSLOTH_COMPILE_LOCATION"]
 after = trainer.evaluate()["eval_loss"]
 print(json.dumps({"before": before, "after": after, "steps": state.step, "compiled": compiled}))
 """
+
+
+def test_the_parts_of_000_are_made_of_one_configuration(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported before the model is loaded, with the folder for what it compiles."""
+    calls: list[Any] = []
+
+    def load(source: Any, options: Any, **_: object) -> Any:
+        calls.append("loads")
+        config = ModelConfig(name=source.location)
+        plain = ModelManager(config, device=options.device, seed=3).load()
+        return plain.model, plain.tokenizer
+
+    monkeypatch.setattr(
+        unsloth_trainer, "prepare_backend", lambda config, cache: calls.append((config, cache))
+    )
+    monkeypatch.setattr(model_manager, "prepare_backend", lambda config: None)
+    monkeypatch.setattr(model_manager, "load_unsloth", load)
+    monkeypatch.setattr(
+        model_manager, "apply_unsloth_lora", lambda model, lora, **_: apply_lora(model, lora)
+    )
+    settings = small_settings(tmp_path, max_steps=3, checkpoint_frequency=2)
+    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    settings["training"]["num_epochs"] = "auto"
+    settings["cache"] = {"directory": str(tmp_path / "cache")}
+    assert train_as_written(settings) == {
+        "steps": 3,
+        "saved": 2,
+        "epochs": 1,
+        "device": "cpu",
+        "adapters": ["default"],
+    }
+    (config, cache), *others = calls
+    assert (config.backend, cache) == ("unsloth", tmp_path / "cache")
+    assert others == ["loads"]
 
 
 @slow

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from infrastructure.core.named_object import source_file
@@ -45,17 +46,23 @@ def _file_below(root: Path, module: str) -> Path | None:
     return None
 
 
-def _imported(module: str, file: Path) -> Iterator[str]:
-    """Yield the names of the modules that a file imports, and of their parent packages.
-
-    In `from x import y`, `x.y` may be a module, so it is included.
-    """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # importing it reports the error
-        return
+def _imported(module: str, file: Path) -> tuple[str, ...]:
+    """Return the names of the modules that a file imports, and of their parent packages."""
     parts = module.split(".")
     package = parts if file.name == "__init__.py" else parts[:-1]
+    try:
+        return _imported_in(file.read_bytes(), tuple(package))
+    except (OSError, SyntaxError, ValueError):  # importing it reports the error
+        return ()
+
+
+@lru_cache(maxsize=256)  # several parts of a training may come from one module
+def _imported_in(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a source imports; in `from x import y`, `x.y` may be a module."""
+    return tuple(_names_in(ast.parse(source), package))
+
+
+def _names_in(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):

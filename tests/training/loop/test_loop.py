@@ -43,10 +43,15 @@ def test_the_events_of_one_epoch_come_in_their_order(tmp_path: Path) -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """Saved after each step."""
+    return Training(tmp_path_factory.mktemp("whole"), checkpoint_frequency=1).run()
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 6, 8, 11])
-def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int) -> None:
+def test_resuming_anywhere_gives_the_same_bits(tmp_path: Path, step: int, whole: Training) -> None:
     """Dropout on, accumulation 3, a short last batch, mid-epoch and at epoch ends."""
-    whole = Training(tmp_path, checkpoint_frequency=1).run()
     assert len(whole.recorder.losses) == 12
     again = Training(tmp_path / "again", checkpoint_frequency=1)
     again.resume(by_step(whole.checkpoints.store)[step])
@@ -61,9 +66,8 @@ def consumed_examples(step: int) -> int:
 
 
 @pytest.mark.parametrize("left_out", ["torch", "optimizer", "scheduler", "position"])
-def test_a_checkpoint_without_a_part_would_be_noticed(tmp_path: Path, left_out: str) -> None:
+def test_a_checkpoint_without_a_part_would_be_noticed(left_out: str, whole: Training) -> None:
     """The test above can fail: each missing part changes the result."""
-    whole = Training(tmp_path, checkpoint_frequency=1).run()
     saved = load_checkpoint(by_step(whole.checkpoints.store)[5])
     again = Training()
     fresh = take_snapshot(again.state, again.step)

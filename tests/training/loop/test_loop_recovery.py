@@ -1,5 +1,6 @@
 """Whatever goes wrong, and wherever: the steps done are saved, and going on gives the same bits."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.early_stopping import EarlyStopping
 from infrastructure.training.observers.run_observers import MetricsObserver
+from tests.slow import slow_but
 from tests.training.toy import ToySource
 from tests.training.toy_training import Training
 
@@ -86,22 +88,45 @@ def counts(training: Training) -> dict[str, int]:
     return training.loop.hooks.hooks[0].counts  # type: ignore[attr-defined]
 
 
-def assert_goes_on_as_if_nothing_had_been(tmp_path: Path, broken: Training) -> None:
-    whole = with_metrics(tmp_path / "whole").run()
-    again = with_metrics(tmp_path / "broken").resume(broken.checkpoints.newest())
-    assert torch.equal(again.weights, whole.weights)
-    assert counts(again) == counts(whole)
-    assert lasting(tmp_path / "broken") == lasting(tmp_path / "whole")
+GoesOn = Callable[[Path, Training], None]
 
 
-@pytest.mark.parametrize(("event", "step"), BETWEEN_STEPS)
-@pytest.mark.parametrize("error", [OSError("planted"), KeyboardInterrupt()], ids=["error", "stop"])
-def test_an_error_in_a_hook(tmp_path: Path, event: str, step: int, error: BaseException) -> None:
+@pytest.fixture(scope="module")
+def goes_on_as_if_nothing_had_been(tmp_path_factory: pytest.TempPathFactory) -> GoesOn:
+    """Compare what goes on with one training that nothing interrupted."""
+    directory = tmp_path_factory.mktemp("whole")
+    whole = with_metrics(directory).run()
+
+    def check(tmp_path: Path, broken: Training) -> None:
+        again = with_metrics(tmp_path / "broken").resume(broken.checkpoints.newest())
+        assert torch.equal(again.weights, whole.weights)
+        assert counts(again) == counts(whole)
+        assert lasting(tmp_path / "broken") == lasting(directory)
+
+    return check
+
+
+ERRORS = [OSError("planted"), KeyboardInterrupt()]
+# Each event with one of the two errors in turn; the others are slow tests.
+IN_TURN = [(ERRORS[n % 2], *place) for n, place in enumerate(BETWEEN_STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "step"),
+    slow_but(IN_TURN, [(error, *place) for error in ERRORS for place in BETWEEN_STEPS]),
+)
+def test_an_error_in_a_hook(
+    tmp_path: Path,
+    event: str,
+    step: int,
+    error: BaseException,
+    goes_on_as_if_nothing_had_been: GoesOn,
+) -> None:
     broken = with_metrics(tmp_path / "broken", FailsOnce(event, step, error))
     with pytest.raises(type(error)):
         broken.run()
     assert load_checkpoint(broken.checkpoints.newest()).values["step"] == step
-    assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
+    goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -119,7 +144,7 @@ def test_where_nothing_is_saved_nothing_is_reported_of_saving() -> None:
     assert not getattr(error, "__notes__", [])
 
 
-def test_an_error_in_the_evaluation(tmp_path: Path) -> None:
+def test_an_error_in_the_evaluation(tmp_path: Path, goes_on_as_if_nothing_had_been: GoesOn) -> None:
     broken = with_metrics(tmp_path / "broken")
 
     def evaluate() -> dict[str, float]:
@@ -130,12 +155,15 @@ def test_an_error_in_the_evaluation(tmp_path: Path) -> None:
     broken.loop.evaluate = evaluate
     with pytest.raises(OSError, match="planted"):
         broken.run()
-    assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
+    goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
 @pytest.mark.parametrize("event", ["after_loss", "step_end"])
 def test_saving_in_the_background_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    event: str,
+    goes_on_as_if_nothing_had_been: GoesOn,
 ) -> None:
     monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", 0)
     saved: list[int] = []
@@ -152,10 +180,10 @@ def test_saving_in_the_background_changes_nothing(
     with pytest.raises(OSError, match="planted"):
         broken.run()
     assert saved == [0, 4, 6]
-    assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
+    goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
-def test_an_error_in_the_data(tmp_path: Path) -> None:
+def test_an_error_in_the_data(tmp_path: Path, goes_on_as_if_nothing_had_been: GoesOn) -> None:
     broken = with_metrics(tmp_path / "broken")
     batches = broken.source.train_batches
 
@@ -169,7 +197,7 @@ def test_an_error_in_the_data(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="planted"):
         broken.run()
     assert load_checkpoint(broken.checkpoints.newest()).values["step"] == 6
-    assert_goes_on_as_if_nothing_had_been(tmp_path, broken)
+    goes_on_as_if_nothing_had_been(tmp_path, broken)
 
 
 def test_out_of_memory_draws_the_same_random_numbers_again(tmp_path: Path) -> None:
