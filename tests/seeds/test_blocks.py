@@ -62,12 +62,14 @@ from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
+from infrastructure.training.trainer_factory import TrainerFactory
 from tests.data.builders import CHATML
-from tests.deployment.runs import deploy, runs_of, small_config, small_settings
+from tests.deployment.runs import deploy, runs_of, small_config, small_settings, write_rows
 from tests.features.specification.test_context import configure
 from tests.models.architectures import tiny_model
 from tests.seeds.blocks import Block, all_blocks, num_fences
 from tests.seeds.unsloth_loop import WITH_UNSLOTH
+from tests.slow import slow
 from tests.training.seeing_models import save_llava, save_text_model, save_tower, write_colours
 
 ROOT = Path(infrastructure.__file__).parent
@@ -282,6 +284,7 @@ def test_compute_allocation(context: TrainingContext) -> None:
     assert create_gpu_optimizer(device_ids=[0]).device.type in ("cpu", "cuda")
 
 
+@slow  # tests/features/tune/test_command.py has a quick one
 @elsewhere("000 Training Optimization", "TrainingOptimizer")
 def test_training_optimization(config: DeploymentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("mixed_precision", "gradient_checkpointing"):  # given, so nobody tries another
@@ -809,6 +812,7 @@ def test_out_of_memory_of_003() -> None:
     assert TrainingConfig().recovery.out_of_memory == "smaller"
 
 
+@slow  # tests/deployment/test_resuming.py has quick ones
 @elsewhere("003 Resource Recovery", "ResourceRecovery")
 def test_resource_recovery_of_003(tmp_path: Path) -> None:
     run, _ = deploy(small_config(tmp_path, max_steps=2))
@@ -870,30 +874,23 @@ TRAININGS_OF_004 = [
 
 
 @pytest.mark.parametrize("name", TRAININGS_OF_004)
-def test_a_configuration_of_004_trains_given_layers(name: str) -> None:
-    names = {"TrainingConfig": TrainingConfig, "ProgressiveConfig": ProgressiveConfig}
-    config = execute(name, names)["config"]
-    config.num_epochs = 1
-    made = batches_and_layers()
-    state = UnifiedTrainer(config).train_all_layers(made["dataloader"], made["model_layers"])
-    num_phases = {"004 Progressive Training": 8, "004 Time-Step-Based Masking": 4}.get(name, 1)
-    assert state.step == num_phases * 3
-
-
-@pytest.mark.parametrize("name", TRAININGS_OF_004)
 @runs(*TRAININGS_OF_004)
-def test_a_training_of_004(name: str, here: Path) -> None:
-    """As written, on a model of eight layers and a few rows."""
+def test_a_training_of_004(name: str, tmp_path: Path) -> None:
+    """As written, on a model of eight layers and a few rows: of a run, and layers that one has."""
     names = {"TrainingConfig": TrainingConfig, "ProgressiveConfig": ProgressiveConfig}
     training = execute(name, names)["config"]
-    training.num_epochs, training.batch_size, training.validation_prompts = 1, 8, 0
-    settings = small_settings(here)
+    training.num_epochs, training.batch_size = 1, 4
+    phases = {"004 Progressive Training": 8, "004 Time-Step-Based Masking": 4}.get(name, 1)
+    made = batches_and_layers()
+    state = UnifiedTrainer(training).train_all_layers(made["dataloader"], made["model_layers"])
+    assert state.step == phases * 3
+    write_rows(tmp_path / "rows.jsonl", 100, 106)
+    settings = small_settings(tmp_path)
     settings["model"]["embedded"]["num_layers"] = 8
     config = DeploymentConfig(**{**settings, "training": training})
-    summary = TrainingDeployment(config, say=lambda line: None).run()
-    assert summary["status"] == "finished"
-    phases = 8 if training.strategy == "progressive" else 1
-    assert summary["steps"] == phases * 3
+    state = TrainerFactory().for_run(config).train()
+    # masks alone divide no model of a run; six rows are two steps
+    assert state.step == (1 if name == "004 Time-Step-Based Masking" else phases) * 2
 
 
 @refused(ELSEWHERE["BlockTrainer"], "004 Architecture")

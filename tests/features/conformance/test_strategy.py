@@ -13,6 +13,7 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.features.conformance.planted import failure, without_defect
+from tests.slow import slow
 
 
 class TestStandard(TrainingStrategySuite):
@@ -22,6 +23,7 @@ class TestStandard(TrainingStrategySuite):
         return get_training_strategy(self.name, config)
 
 
+@slow  # its own effect has quick tests in tests/training/strategies
 class TestFinetune(TestStandard):
     name = "finetune"
     settings: ClassVar[dict[str, Any]] = {
@@ -37,6 +39,10 @@ class TestProgressive(TestStandard):
         "progressive": {"target_stacks": 2},
     }
 
+    @slow  # tests/features/stackwise/training/test_strategy.py has quick ones
+    def test_a_training_that_goes_on_gives_the_same_bits(self, tmp_path: Path) -> None:
+        super().test_a_training_that_goes_on_gives_the_same_bits(tmp_path)
+
 
 class TestStackwise(TestStandard):
     name = "end_to_end"
@@ -45,6 +51,10 @@ class TestStackwise(TestStandard):
         "end_to_end_scope": "stackwise",
         "progressive": {"target_stacks": 2},
     }
+
+    @slow  # tests/features/stackwise/training/test_strategy.py has quick ones
+    def test_a_training_that_goes_on_gives_the_same_bits(self, tmp_path: Path) -> None:
+        super().test_a_training_that_goes_on_gives_the_same_bits(tmp_path)
 
 
 # Defects, each in a strategy that is else sound.

@@ -72,19 +72,19 @@ def memory_of(trainer: EnhancedTrainer) -> KeyValueMemory:
     return found
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        {},
-        {"gradient_accumulation": 2, "batch_size": 2, "gradient_checkpointing": True},
-        {"enabled_extensions": ["quantum", "memory"], "optimization_frequency": 2},
-    ],
-    ids=["all weights", "in pieces", "with quantum"],
-)
+KINDS: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "in pieces": {"gradient_accumulation": 2, "batch_size": 2, "gradient_checkpointing": True},
+    "with quantum": {"enabled_extensions": ["quantum", "memory"], "optimization_frequency": 2},
+}
+
+
+@pytest.mark.parametrize("kind", slow_but(["in pieces"], KINDS))
 @pytest.mark.parametrize("lora", slow_but([True], [False, True]))
 def test_a_training_that_was_broken_off_ends_with_the_same_bits(
-    saved_llama: Path, tmp_path: Path, training: dict[str, Any], lora: bool
+    saved_llama: Path, tmp_path: Path, kind: str, lora: bool
 ) -> None:
+    training = KINDS[kind]
     whole = trainer_of(saved_llama, tmp_path / "whole", lora=lora, **training)
     began = memory_of(whole).query.weight.clone()
     whole.train()

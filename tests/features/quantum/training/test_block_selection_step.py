@@ -30,6 +30,7 @@ from tests.features.quantum.training.quantum_runs import (
     same_weights,
     without_times,
 )
+from tests.slow import slow_but
 
 LORA = LoraConfig(r=4, alpha=8, dropout=0.0)
 
@@ -122,9 +123,12 @@ class Moved(Observer):
         self.remembered.append(remembered)
 
 
-@pytest.mark.parametrize(
-    "kind", [{}, {"lora": LORA}, {"gradient_checkpointing": True}, {"optimizer": "sgd"}], ids=str
-)
+KINDS: list[dict[str, Any]] = [
+    *({}, {"lora": LORA}, {"gradient_checkpointing": True}, {"optimizer": "sgd"})
+]
+
+
+@pytest.mark.parametrize("kind", slow_but([{}, {"lora": LORA}], KINDS), ids=str)
 def test_only_the_chosen_blocks_move_until_the_next_choice(
     saved_llama: Path, tmp_path: Path, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,33 +150,32 @@ def test_only_the_chosen_blocks_move_until_the_next_choice(
         assert moved.remembered == [blocks | rest for blocks in expected]
 
 
+@pytest.mark.parametrize("stop", slow_but([2], [2, 6]))
 def test_a_training_that_goes_on_freezes_the_same(
-    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: int, saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A stop where the next choice is due is in the next test, too."""
     alternate_blocks(monkeypatch)
     quantum = {"problem": "block_selection", "num_blocks": 1}
     settings = {"optimization_frequency": 3, "max_steps": 8, "checkpoint_frequency": 1}
     whole = quantum_trainer(saved_llama, tmp_path, quantum=quantum, **settings)
     whole.train()
-    for stop in (2, 6):
-        folder = tmp_path / f"checkpoints{stop}"
-        first = quantum_trainer(
-            saved_llama,
-            tmp_path,
-            quantum=quantum,
-            checkpoints=folder,
-            hooks=(StopAt(stop),),
-            **settings,
-        )
-        first.train()
-        assert first.checkpoints is not None
-        again = quantum_trainer(
-            saved_llama, tmp_path, quantum=quantum, checkpoints=folder, **settings
-        )
-        again.restore(first.checkpoints.newest())
-        again.train()
-        assert same_weights(whole, again)
-        assert without_times(records(again)) == without_times(records(whole))
+    folder = tmp_path / "checkpoints"
+    first = quantum_trainer(
+        saved_llama,
+        tmp_path,
+        quantum=quantum,
+        checkpoints=folder,
+        hooks=(StopAt(stop),),
+        **settings,
+    )
+    first.train()
+    assert first.checkpoints is not None
+    again = quantum_trainer(saved_llama, tmp_path, quantum=quantum, checkpoints=folder, **settings)
+    again.restore(first.checkpoints.newest())
+    again.train()
+    assert same_weights(whole, again)
+    assert without_times(records(again)) == without_times(records(whole))
 
 
 class Breaks(Observer):

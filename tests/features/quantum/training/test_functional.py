@@ -221,15 +221,12 @@ def test_the_three_functions_again_and_again_are_quantum_optimize(
     for name, optimize in (("one", own_sequence), ("two", quantum_optimize)):
         context = deep(tmp_path, name, saved_llama, **quantum)
         decisions.append([])
-        for _ in range(2):
-            context.start_epoch()
-            for batch in context.pipeline:
-                context.trainer.train_step(batch)
-                decisions[-1].append(optimize(context).decision)
-                assert trained_blocks(context) == set(decisions[-1][-1])
-            context.end_epoch()
+        for batch in context.pipeline:
+            context.trainer.train_step(batch)
+            decisions[-1].append(optimize(context).decision)
+            assert trained_blocks(context) == set(decisions[-1][-1])
     assert decisions[0] == decisions[1]
-    assert [len(blocks) for blocks in decisions[0]] == [quantum.get("num_blocks", 4)] * 10
+    assert [len(blocks) for blocks in decisions[0]] == [quantum.get("num_blocks", 4)] * 5
 
 
 def test_gradients_are_those_of_all_blocks_and_leave_no_trace(

@@ -52,7 +52,7 @@ class FirstStep(Observer):
     ("sampler", "message"),
     [
         ("Hanging", "quantum.sampler_timed_out"),
-        ("Raising", "the solver is offline"),
+        pytest.param("Raising", "the solver is offline", marks=slow),  # and in the next test
         ("Garbage", "Garbage"),
         pytest.param("Empty", "Empty", marks=slow),
     ],

@@ -51,10 +51,30 @@ RUNS = {
 TOP_FIRST = ("progressive", "qlora")  # the top trains with the first unit alone
 
 
+SEEN: list[tuple[int, list[str], torch.Tensor]] = []  # of "trainable", at the end of each phase
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The run of a name in `RUNS`, trained once; for tests that look at it."""
-    return cache(lambda name: train(tmp_path_factory.mktemp("whole"), "runs", **RUNS[name]))
+    phase_end = StackFiles.phase_end
+
+    def look(self: StackFiles, state: Any) -> None:
+        phase_end(self, state)
+        stack = state.position.phase
+        record, tensors = read_stack(self.folder, stack)
+        assert record.final_step is None
+        name = f"model.layers.{2 * stack}.mlp.up_proj.weight"
+        files = sorted(path.name for path in self.folder.glob("*.json"))
+        SEEN.append((state.step, files, tensors[name]))
+
+    def train_named(name: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "trainable":
+                patch.setattr(StackFiles, "phase_end", look)
+            return train(tmp_path_factory.mktemp("whole"), "runs", **RUNS[name])
+
+    return cache(train_named)
 
 
 def plain_model(run: Path) -> Any:
@@ -99,46 +119,29 @@ def test_the_stacks_of_a_run_are_its_model(name: str, trained: Callable[[str], P
         assert record.loss == pytest.approx(losses_of_stack[expected_step])
 
 
-def test_a_finished_stack_is_there_while_the_next_one_trains(tmp_path: Path) -> None:
+def test_a_finished_stack_is_there_while_the_next_one_trains(
+    trained: Callable[[str], Path],
+) -> None:
     """Each is written at the end of its phase, as it is then."""
-    config = config_of(tmp_path, **RUNS["trainable"])
-    seen: list[tuple[int, list[str], torch.Tensor]] = []
-    original = StackFiles.phase_end
-
-    def look(self: StackFiles, state: Any) -> None:
-        original(self, state)
-        stack = state.position.phase
-        record, tensors = read_stack(self.folder, stack)
-        assert record.final_step is None
-        name = f"model.layers.{2 * stack}.mlp.up_proj.weight"
-        files = sorted(path.name for path in self.folder.glob("*.json"))
-        seen.append((state.step, files, tensors[name]))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StackFiles, "phase_end", look)
-        run, _ = deploy(config)
-    assert [(step, files) for step, files, _ in seen] == [
+    run = trained("trainable")
+    assert [(step, files) for step, files, _ in SEEN] == [
         (STEPS, ["stack_0.json"]),
         (2 * STEPS, ["stack_0.json", "stack_1.json"]),
     ]
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(seen[0][2], weights_after(run, STEPS)[name])
+    assert torch.equal(SEEN[0][2], weights_after(run, STEPS)[name])
     final = load_file(run / "stacks/stack_0.safetensors")[name]
     assert torch.equal(final, weights_after(run, 2 * STEPS)[name])
-    assert not torch.equal(final, seen[0][2])  # it went on training with the second
+    assert not torch.equal(final, SEEN[0][2])  # it went on training with the second
 
 
 def test_time_steps_are_named(tmp_path: Path) -> None:
-    shape = {"target_stacks": 2}
-    run = train(
-        tmp_path,
-        "runs",
-        strategy="progressive",
-        progressive=shape,
-        time_step_masking=True,
-        num_time_steps=4,
-    )
-    assert [read_stack(run / "stacks", s)[0].time_steps for s in range(2)] == [[0], [3]]
+    masks = {"time_step_masking": True, "num_time_steps": 4}
+    config = config_of(tmp_path, strategy="progressive", progressive={"target_stacks": 2}, **masks)
+    trainer = TrainerFactory().for_run(config)
+    trainer.add_hooks(trainer.strategy.run_parts(trainer).observers(tmp_path))
+    trainer.train()
+    assert [read_stack(tmp_path / "stacks", s)[0].time_steps for s in range(2)] == [[0], [3]]
 
 
 @pytest.mark.parametrize(
@@ -149,22 +152,28 @@ def test_time_steps_are_named(tmp_path: Path) -> None:
     ),
 )
 def test_a_run_that_is_killed_ends_with_the_same_files(
-    name: str, steps: list[int], tmp_path: Path
+    name: str, steps: list[int], trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Killed in the first phase, and in the second; with its stacks and without, as on another
-    machine."""
-    whole = train(tmp_path, "whole", **RUNS[name])
+    machine. When phases began is known, too."""
+    whole = trained(name)
     expected = digests(whole)
     for step in (step for step in steps if step < len(losses(whole))):
-        config = config_of(tmp_path, **RUNS[name])
+        config = config_of(whole.parents[1], **RUNS[name])
         config.output_dir = str(tmp_path / f"again-{step}")
         stopped = stop_at(config, step)
         if step > STEPS:  # brought to another machine, where there are no stacks
-            for path in (stopped / "stacks").iterdir():
+            assert phases_began(stopped) == [0, STEPS]
+            for path in [*(stopped / "stacks").iterdir(), stopped / "stackwise.json"]:
                 path.unlink()
         went_on, _ = deploy(config)
         assert went_on == stopped
         assert digests(went_on) == expected
+        assert phases_began(went_on) == phases_began(whole)
+
+
+def phases_began(run: Path) -> list[int]:
+    return [one["step"] for one in json.loads((run / "stackwise.json").read_text())["began"]]
 
 
 def stop_at(config: Any, step: int) -> Path:
@@ -200,10 +209,14 @@ def test_a_run_of_fewer_steps_leaves_the_model_as_it_is(tmp_path: Path) -> None:
 
 
 def test_no_stacks_where_none_are_wanted(tmp_path: Path) -> None:
-    run = train(tmp_path, "runs", mode="blockwise", block_size=2, save_stacks=False)
-    assert not (run / "stacks").exists()
-    run = train(tmp_path, "standard", strategy="standard")
-    assert not (run / "stacks").exists()
+    config = config_of(tmp_path, mode="blockwise", block_size=2, save_stacks=False)
+    trainer = TrainerFactory().for_run(config)
+    parts = trainer.strategy.run_parts(trainer)
+    trainer.add_hooks(parts.observers(tmp_path))
+    trainer.train()
+    parts.save(tmp_path)
+    assert (tmp_path / "stackwise.json").is_file()
+    assert not (tmp_path / "stacks").exists()
 
 
 def test_a_disk_that_refuses_costs_the_files_alone(
@@ -233,18 +246,6 @@ def test_the_rack_is_the_whole_model(trained: Callable[[str], Path]) -> None:
     assert not found["missing_keys"]
     assert torch.equal(logits(rack), logits(plain_model(run)))
     assert AutoTokenizer.from_pretrained(run / "rack")("12").input_ids
-
-
-def test_when_phases_began_is_known_after_a_kill(tmp_path: Path) -> None:
-    config = config_of(tmp_path, mode="layerwise")
-    stopped = stop_at(config, 2 * STEPS + 2)
-    found = json.loads((stopped / "stackwise.json").read_text())
-    assert [one["step"] for one in found["began"]] == [0, STEPS, 2 * STEPS]
-    (stopped / "stackwise.json").unlink()  # as on another machine, without what was copied of it
-    run, _ = deploy(config)
-    assert run == stopped
-    found = json.loads((run / "stackwise.json").read_text())
-    assert [one["step"] for one in found["began"]] == [0, STEPS, 2 * STEPS, 3 * STEPS]
 
 
 def test_the_forecast_counts_what_is_left_beside_the_model(tmp_path: Path) -> None:

@@ -30,8 +30,14 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy
-from tests.features.stackwise.training.test_strategy import AT_ONCE, SEQUENTIAL, config_of
+from tests.features.stackwise.training.test_strategy import (
+    AT_ONCE,
+    SEQUENTIAL,
+    STEPS,
+    config_of,
+)
 from tests.models.architectures import tiny_model
+from tests.slow import slow_but
 
 QLORA = {
     "strategy": "progressive",
@@ -78,7 +84,7 @@ def heading(stacks: str, order: str, num_steps: int, num_phases: int) -> str:
     return f"stackwise.plan_heading(stacks={stacks}, order={order}, {counts})"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["reconstruct", "qlora", "nf_fp8"], CASES))
 def test_the_predicted_bytes_are_the_held_bytes(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, **CASES[name])
     trainer = TrainerFactory().for_run(config)
@@ -396,7 +402,7 @@ def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     assert lines[first + 1].split()[-1] == "time"
     found = json.loads((run / "stackwise.json").read_text())
     assert [phase["trains"] for phase in found["plan"]["phases"]] == [[[0, 2]], [[2, 4]]]
-    assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": 6}]
+    assert found["began"] == [{"phase": 0, "step": 0}, {"phase": 1, "step": STEPS}]
     assert found["plan"]["cache_bytes"] > 0
     assert "Block-wise training" in (run / "report.html").read_text()
 
@@ -422,7 +428,10 @@ def test_a_plan_that_cannot_be_made_stops_no_training(
         raise RuntimeError("no such number")
 
     monkeypatch.setattr(outputs, "plan_costs", fail)
-    run, _ = deploy(config_of(tmp_path, mode="blockwise", block_size=2))
-    assert (run / "final").is_dir()
-    assert not (run / "stackwise.json").exists()
+    trainer = TrainerFactory().for_run(config_of(tmp_path, mode="blockwise", block_size=2))
+    parts = trainer.strategy.run_parts(trainer)
+    trainer.add_hooks(parts.observers(tmp_path))
+    assert (parts.lines(), parts.seconds_left(0, 3, 2.0)) == ([], 6.0)
+    assert trainer.train().step == 2 * STEPS
+    assert not (tmp_path / "stackwise.json").exists()
     assert "stackwise.stack_plan_unavailable(error=no such number)" in caplog.text

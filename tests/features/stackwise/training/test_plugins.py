@@ -16,9 +16,10 @@ from infrastructure.features.stackwise.registries import CACHES, CORRUPTIONS, QU
 from infrastructure.features.stackwise.training.masking import MaskVocabulary
 from infrastructure.features.stackwise.training.quantized_trunk import QUANTIZATIONS as OURS
 from infrastructure.features.stackwise.training.quantized_trunk import Quantization
+from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses
 from tests.features.stackwise.training.memory_cache import MemoryCache
-from tests.features.stackwise.training.test_strategy import config_of, train
+from tests.features.stackwise.training.test_strategy import STEPS, config_of, train_alone
 
 BLOCKWISE: dict[str, Any] = {"mode": "blockwise", "block_size": 2, "num_epochs": 1}
 
@@ -31,15 +32,15 @@ def test_another_corruption_trains(tmp_path: Path) -> None:
         places = np.searchsorted(vocabulary.ordinary, ids)
         return vocabulary.ordinary[(places + 1) % len(vocabulary.ordinary)]
 
-    masked = {**BLOCKWISE, "time_step_masking": True}
+    masked = {**BLOCKWISE, "time_step_masking": True, "corruption": "next_word"}
     with CORRUPTIONS.registered("next_word", next_word):
-        own = train(tmp_path, "own", **masked, corruption="next_word")
+        run = train_alone(config_of(tmp_path, **masked), tmp_path)
     assert sum(used) > 0
-    assert losses(own) != losses(train(tmp_path, "ours", **masked))
+    assert len(losses(run)) == 2 * STEPS
 
 
 def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
-    widths = set()
+    widths, restored = set(), set()
 
     def store(weight: torch.Tensor) -> dict[str, torch.Tensor]:
         widths.add(weight.shape[-1])
@@ -47,26 +48,30 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
         return {"payload": (weight / scales).round().to(torch.int8), "scales": scales}
 
     def restore(stored: Any, shape: torch.Size) -> torch.Tensor:
+        restored.add(shape)
         return stored["payload"].float() * stored["scales"]
 
-    quantized = {**BLOCKWISE, "quantization_enabled": True}
+    quantized = {**BLOCKWISE, "quantization_enabled": True, "quantization_type": "int8_rows"}
     with QUANTIZATIONS.registered("int8_rows", Quantization(store, restore)):
-        config = config_of(tmp_path, **quantized, quantization_type="int8_rows")
-        run, lines = deploy(config)
+        trainer = TrainerFactory().for_run(config_of(tmp_path, **quantized))
+        lines = trainer.strategy.run_parts(trainer).lines()
+        assert lines[0].startswith("stackwise.plan_heading(")  # the plan knows its size
+        assert trainer.train().step == 2 * STEPS
     assert len(widths) > 1
-    # the plan knows its size
-    assert any(line.startswith("stackwise.plan_heading(") for line in lines)
-    assert losses(run) != losses(train(tmp_path, "ours", **quantized))
+    assert torch.Size((32, 32)) in restored
 
 
 def test_another_cache_is_read(tmp_path: Path) -> None:
     made = MemoryCache.made
     cached = {**BLOCKWISE, "cache_activations": True, "cache_dtype": "fp32"}
+    own, ours = tmp_path / "own", tmp_path / "ours"
+    for folder in (own, ours):
+        folder.mkdir()
     with CACHES.registered("memory", MemoryCache):
-        own = train(tmp_path, "own", **cached, cache_storage="memory")
+        train_alone(config_of(tmp_path, **cached, cache_storage="memory"), own)
     assert MemoryCache.made > made
     assert not list(tmp_path.rglob("*.page"))
-    assert losses(own) == losses(train(tmp_path, "ours", **cached))
+    assert losses(own) == losses(train_alone(config_of(tmp_path, **cached), ours))
 
 
 def test_what_a_quantisation_lacks_is_reported_before_there_is_a_run(tmp_path: Path) -> None:
