@@ -117,8 +117,15 @@ def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [name for name in names if name in MODULES]
 
 
+@functools.cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a module. Many tests look at them, and a walk through all takes seconds."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
 def imports(name: str) -> set[str]:
-    nodes = (n for n in ast.walk(trees()[name]) if isinstance(n, ast.Import | ast.ImportFrom))
+    nodes = (n for n in nodes_of(trees()[name]) if isinstance(n, ast.Import | ast.ImportFrom))
     return {target for node in nodes for target in targets(node)} - {name}
 
 
@@ -218,7 +225,7 @@ def test_no_import_cycles() -> None:
 
 def nodes_inside_functions() -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
     for name, tree in trees().items():
-        for scope in ast.walk(tree):
+        for scope in nodes_of(tree):
             if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
                 for node in ast.walk(scope):
                     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -263,7 +270,7 @@ DISTRIBUTED = f"{PACKAGE}.training.distributed"
 def imports_of_distributed(tree: ast.Module) -> list[int]:
     """Lines that import `torch.distributed`, or a part of it."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         begin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -313,7 +320,7 @@ STARTS = re.compile(
 
 
 def starts_of_processes(tree: ast.Module) -> list[str]:
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
     called = (f"{ast.unparse(call.func)}:{call.lineno}" for call in calls)
     return [name for name in called if STARTS.fullmatch(name.rpartition(":")[0])]
 
@@ -366,7 +373,7 @@ TYPE_TESTS = {"isinstance", "issubclass", "cast"}
 
 
 def classes_of(name: str) -> dict[str, ast.ClassDef]:
-    return {n.name: n for n in ast.walk(trees()[name]) if isinstance(n, ast.ClassDef)}
+    return {n.name: n for n in nodes_of(trees()[name]) if isinstance(n, ast.ClassDef)}
 
 
 def project_classes() -> dict[tuple[str, str], ast.ClassDef]:
@@ -376,7 +383,7 @@ def project_classes() -> dict[tuple[str, str], ast.ClassDef]:
 def names_in(name: str) -> dict[str, tuple[str, str]]:
     """What each name of a module is: the module and the class that it was defined as."""
     found = {c: (name, c) for c in classes_of(name)}
-    for node in ast.walk(trees()[name]):
+    for node in nodes_of(trees()[name]):
         if isinstance(node, ast.ImportFrom):
             found |= {a.asname or a.name: (str(node.module), a.name) for a in node.names}
     return found

@@ -25,6 +25,7 @@ from infrastructure.features.quantum.samplers.process_sampler import ProcessSamp
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.features.conformance import planted
 from tests.features.quantum.samplers.questions import random_model
+from tests.one_python import run_commands
 from tests.test_documents import Block, taken_apart
 
 DOCUMENT = "CONTRIBUTING.md"
@@ -187,24 +188,29 @@ def test_a_feature_of_an_installed_package_is_everywhere(tmp_path: Path) -> None
     (info / "entry_points.txt").write_text("\n".join(["[temper.features]", *lines]))
     (tmp_path / "c.yaml").write_text("greeting: {text: good morning}\n")
 
-    def run(*words: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(temper.__file__).parents[1]}"}
-        command = [sys.executable, "-m", "infrastructure", *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert "  greet " in run("--help")
-    assert "--greeting-text" in run("train", "--help-all")
-    assert run("greet", "--greeting-text", "hi") == "hi\n"
-    assert run("greet", "--config", "c.yaml") == "good morning\n"
-    run("train", "--preset", "ci", "--no-backups", "--config", "c.yaml")
-    [report] = tmp_path.glob("runs/*/report.html")
-    assert "<p>good morning</p>" in report.read_text()
-    run("train", "--preset", "ci", "--no-backups", "--greeting-text", "hi")
-    assert len([*tmp_path.glob("runs/*/report.html")]) == 2  # another training
+    path = f"{tmp_path}:{Path(temper.__file__).parents[1]}"
+    train = ["train", "--preset", "ci", "--no-backups"]
+    ended = run_commands(
+        [
+            ["--help"],
+            ["train", "--help-all"],
+            ["greet", "--greeting-text", "hi"],
+            ["greet", "--config", "c.yaml"],
+            [*train, "--config", "c.yaml"],
+            [*train, "--greeting-text", "hi"],
+        ],
+        tmp_path,
+        path,
+    )
+    assert [one.code for one in ended] == [ExitCode.DONE] * 6
+    assert "  greet " in ended[0].output
+    assert "--greeting-text" in ended[1].output
+    assert [one.output for one in ended[2:4]] == ["hi\n", "good morning\n"]
+    reports = sorted(report.read_text() for report in tmp_path.glob("runs/*/report.html"))
+    assert ["<p>good morning</p>" in text for text in reports].count(True) == 1
+    assert len(reports) == 2  # another training
     code = "from colab.form_groups import groups; print(groups()['greeting'])"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(temper.__file__).parents[1]}"}
+    environment = {**os.environ, "PYTHONPATH": path}
     shown = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )

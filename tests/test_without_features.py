@@ -5,16 +5,14 @@ Here all of them are taken away at once; one at a time in `make test-slow`.
 
 import argparse
 import importlib
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infrastructure.core.features import Feature, features
+from tests.one_python import run_commands
 from tests.slow import slow_but
 
 ROOT = Path(__file__).parents[1]
@@ -34,12 +32,6 @@ def product(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-def temper(product: Path, folder: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(product)}
-    command = [sys.executable, "-m", "infrastructure", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
 def flags_of(feature: Feature) -> Iterator[tuple[list[str], str]]:
     """One of its flags for settings, and one of those that it adds to each command."""
     for flags in [*feature.flags.values()][:1]:
@@ -55,17 +47,16 @@ def test_the_rest_works_without_it(product: Path, tmp_path: Path) -> None:
     there = {path.parent.name for path in product.glob("infrastructure/features/*/feature.py")}
     gone = [feature for feature in features() if feature.name not in there]
     assert gone
-    shown = temper(product, tmp_path, ["--help"])
-    assert shown.returncode == 0
-    trained = temper(product, tmp_path, ["train", "--preset", "ci", "--no-backups"])
-    assert trained.returncode == 0, trained.stderr
+    used = {name: [name] for feature in gone for name in feature.commands} | {
+        flag: [*command, flag, "1"] for feature in gone for command, flag in flags_of(feature)
+    }
+    train = ["train", "--preset", "ci", "--no-backups"]
+    shown, trained, *refused = run_commands(
+        [["--help"], train, *used.values()], tmp_path, str(product)
+    )
+    assert (shown.code, trained.code) == (0, 0), trained.errors
     assert [*tmp_path.glob("runs/*/final/model.safetensors")]
-    for feature in gone:
-        for name in feature.commands:
-            assert f"  {name} " not in shown.stdout
-            used = temper(product, tmp_path, [name])
-            assert (used.returncode, len(used.stderr.splitlines())) == (2, 1)
-        for command, flag in flags_of(feature):
-            used = temper(product, tmp_path, [*command, flag, "1"])
-            assert (used.returncode, len(used.stderr.splitlines())) == (2, 1)
-            assert flag in used.stderr
+    for name, ended in zip(used, refused, strict=True):
+        assert f"  {name} " not in shown.output
+        assert (ended.code, len(ended.errors.splitlines())) == (2, 1), name
+        assert name in ended.errors
