@@ -32,12 +32,18 @@ def mentions() -> tuple[tuple[str, str, frozenset[str] | None], ...]:
     return tuple(_mentions())
 
 
+@cache
+def nodes_of_sources() -> dict[Path, tuple[ast.AST, ...]]:
+    """All nodes of each module; to parse and walk through them takes seconds."""
+    paths = sorted(path for name in SOURCES for path in (ROOT / name).rglob("*.py"))
+    return {path: tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
+
+
 def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
     topics = {*catalogue_files()}
-    for path in sorted(p for name in SOURCES for p in (ROOT / name).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for path, nodes in nodes_of_sources().items():
         of_calls: dict[int, ast.Call] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Call) and node.args:
                 first = node.args[0]
                 for one in (
@@ -45,7 +51,7 @@ def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:
                     *([first.body, first.orelse] if isinstance(first, ast.IfExp) else []),
                 ):
                     of_calls[id(one)] = node
-        for node in ast.walk(tree):
+        for node in nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             if not CODE.fullmatch(node.value) or node.value.partition(".")[0] not in topics:
@@ -108,9 +114,8 @@ def test_whatever_has_the_form_of_a_code_is_one() -> None:
     topics = {*catalogue_files()}
     texts = {
         node.value
-        for name in SOURCES
-        for path in (ROOT / name).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for nodes in nodes_of_sources().values()
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     codes = {one for one in texts if CODE.fullmatch(one) and one.partition(".")[0] in topics}

@@ -54,6 +54,7 @@ PIP_LINES = {
     "gcs": "pip install gcsfs",
     "az": "pip install adlfs",
     "abfs": "pip install adlfs",
+    "abfss": "pip install adlfs",  # which fsspec knows by that package alone
     "sftp": "pip install paramiko",
     "ssh": "pip install paramiko",
 }
@@ -215,6 +216,8 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
     if "::" in url or scheme in NO_STORES:
         raise InputError("backup.destination_not_writable_store", url=shown)
     known = {*fsspec.available_protocols(), *fsspec.registry}
+    if scheme not in known and scheme in PIP_LINES:
+        raise _package_missing(scheme, shown)
     if scheme not in known:
         schemes = {*BACKENDS.names(), *known} - {*NO_STORES, *NO_SCHEMES}
         raise InputError(
@@ -226,13 +229,15 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
         kind = fsspec.get_filesystem_class(scheme)
         return str(kind._strip_protocol(url))
     except ImportError as error:
-        line = PIP_LINES.get(scheme, phrase("backup.install_package_of_scheme", scheme=scheme))
-        raise MissingPackageError(
-            "backup.destination_package_missing", url=shown, hint=line
-        ) from error
+        raise _package_missing(scheme, shown) from error
     except Exception as error:  # each file system raises its own errors
         reason = redact(f"{type(error).__name__}: {error}")
         raise InputError("backup.destination_cannot_be_opened", url=shown, reason=reason) from None
+
+
+def _package_missing(scheme: str, shown: str) -> MissingPackageError:
+    line = PIP_LINES.get(scheme, phrase("backup.install_package_of_scheme", scheme=scheme))
+    return MissingPackageError("backup.destination_package_missing", url=shown, hint=line)
 
 
 def _has_checksum(info: Mapping[str, object], content: Content) -> bool:

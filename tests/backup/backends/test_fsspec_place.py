@@ -334,7 +334,7 @@ def test_a_missing_package_is_named_with_its_pip_line(monkeypatch: pytest.Monkey
     for scheme, line in {
         **dict.fromkeys(("s3", "s3a"), "pip install s3fs"),
         **dict.fromkeys(("gs", "gcs"), "pip install gcsfs"),
-        **dict.fromkeys(("az", "abfs"), "pip install adlfs"),
+        **dict.fromkeys(("az", "abfs", "abfss"), "pip install adlfs"),
         **dict.fromkeys(("sftp", "ssh"), "pip install paramiko"),
         "smb": "backup.install_package_of_scheme(scheme=smb)",
     }.items():
