@@ -16,7 +16,7 @@ training, before the quantum step decides, to the end of the last step: waiting 
 questions is in it; loading, measuring before and reporting after are not. In 500 steps there are as
 many versions as hundreds: that of step 0 is one, and that of the last step comes after the time.
 Everything off measures the same before it trains, which makes kernels that the first steps need,
-and computes in the same number format, with as many threads.
+and computes in the same dtype, with as many threads.
 
 Takes twenty minutes or more. Prints a page, and fails where the ratio is below 0.97.
 """

@@ -452,9 +452,9 @@ ACTIONS: dict[str, tuple[str, Action]] = {
         list_backups,
     ),
     "verify": ("verify every byte of a run, here and at its backup destination", verify),
-    RESTORE: ("restore a run from its backup destination into the folder of runs", restore),
+    RESTORE: ("restore a run from its backup destination into the runs folder", restore),
     PRUNE: (
-        "remove old checkpoints, here and at the backup destination, beyond those to keep",
+        "delete all checkpoints but those that the retention settings keep, here and in the backup",
         prune,
     ),
     "status": (

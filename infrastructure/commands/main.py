@@ -56,14 +56,14 @@ GROUPS = {
         "stop": "make a run save a checkpoint and stop",
     },
     "Before you train": {
-        "check": "check model, data and machine, without training",
+        "check": "check the model, the data and the machine without training",
         "config": "show all settings and their sources, or write a configuration file",
         "doctor": "show versions, devices, memory and disk of this machine",
     },
     "Use a model": {
         "eval": "evaluate a model on held-out data, or compare two models",
         "ask": "ask a model questions",
-        "export": "export a checkpoint as a model that other programs load",
+        "export": "export a checkpoint as a model that other programs can load",
     },
     "Runs and backups": {
         "list": "list runs",

@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.unused = {"new_run", "run_name"}
     parser.examples = (
         "temper resume                                    # the newest run",
-        "temper resume my-run@400                         # from its step 400",
+        "temper resume my-run@400                         # from step 400",
         "temper resume my-run --epochs 5 --accept epochs",
     )
     add_run(parser)

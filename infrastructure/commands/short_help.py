@@ -5,6 +5,7 @@ For a command that has a flag for every setting, `--help` shows only the most us
 """
 
 import argparse
+import functools
 import re
 import shutil
 import textwrap
@@ -18,7 +19,7 @@ from infrastructure.config.sources.flags import flag_names
 FLAG_WIDTH = 27
 DEFAULT = "{default}"  # is replaced by the setting's default, so that no text can be wrong about it
 
-QUANTIZED = "quantize the base weights; with --lora: QLoRA"
+QUANTIZED = "4 or 8 bits for the base model; with --lora: QLoRA"
 _LAST_BRACKET = re.compile(r"\(default: .*\)$")
 _USAGES = {"?": "[{}]", "*": "[{} …]", "+": "{} …"}  # by the number of values that are accepted
 _STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
@@ -26,19 +27,19 @@ _STATED_DEFAULT = re.compile(r"\((?:default:|\{default\})[^)]*\)")
 # By title: the key of a setting, the placeholder of its value, and its description.
 FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "model": {
-        "model.name": ("NAME", "folder or Hub name (default: a small new model)"),
+        "model.name": ("NAME", "folder or Hub name (default: small, from scratch)"),
         "model.lora_config": ("", "train LoRA adapters instead of all weights"),
         "model.lora_config.r": ("N", f"LoRA rank ({DEFAULT})"),
         "model.quantization": ("4bit|8bit", QUANTIZED),
     },
     "data": {
         "data.eval_path": ("FILE", "held-out data (default: a part of DATA)"),
-        "data.max_length": ("N", f"maximum tokens of an example ({DEFAULT})"),
-        "data.train_on": ("answers|last_answer|all", f"tokens that are trained on ({DEFAULT})"),
+        "data.max_length": ("N", f"maximum tokens per example ({DEFAULT})"),
+        "data.train_on": ("answers|last_answer|all", f"which tokens to train on ({DEFAULT})"),
     },
     "training": {
         "training.num_epochs": ("N", "passes over the data (default: 3; new model: 4)"),
-        "training.max_steps": ("N", "stop after N optimizer steps"),
+        "training.max_steps": ("N", "stop at step N, counted from the start of the run"),
         "training.batch_size": ("N|auto", f"examples per forward pass ({DEFAULT})"),
         "training.gradient_accumulation": ("N", f"forward passes per step ({DEFAULT})"),
         "training.learning_rate": ("X|auto", f"peak learning rate ({DEFAULT})"),
@@ -47,7 +48,10 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
             f"optimizer: adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})",
         ),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
-        "training.deadline": ("TIME", "save and stop within TIME, such as 11h or 90min"),
+        "training.deadline": (
+            "TIME",
+            "save and stop within TIME from now, such as 11h",
+        ),
         "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
     },
     "output": {
@@ -58,12 +62,12 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "backup.place": (
             "PLACE",
-            "backup destination: folder, Drive, s3://…, hf://buckets/OWNER/NAME",
+            "backup destination: a folder, drive:FOLDER, s3://…, gs://…, hf://buckets/OWNER/NAME",
         ),
         "training.checkpoint_frequency": ("N", "save a checkpoint every N optimizer steps"),
         "training.metrics_sinks": (
             "NAMES",
-            f"where metrics are written, besides jsonl ({DEFAULT})",
+            f"where metrics are written; jsonl always is ({DEFAULT})",
         ),
         "new_run": ("", "start a new run even if one could be resumed"),
     },
@@ -117,6 +121,9 @@ def short_help(parser: Any) -> str:
         lines += [""] if word is words[0] else []
         for name, text in inner or [(word.metavar, word.help)]:
             lines += _entry(str(name), str(text))
+        if inner:
+            note = f"`{parser.typed} {word.metavar} --help` lists the flags of an action."
+            lines += ["", *_wrapped(note)]
     for title, settings in FAMILIAR.items() if parser.is_long() else ():
         shown = {key: text for key, text in settings.items() if key in useful}
         as_in_run, words_for_run = INHERITED.get(parser.prog, ((), ""))
@@ -146,12 +153,20 @@ def _words_of(action: argparse.Action, prog: str) -> tuple[str, str]:
     """
     flag = next(name for name in action.option_strings if name.startswith("--"))
     choices = "{" + ",".join(map(str, action.choices or ())) + "}"
-    value = action.metavar or (choices if action.choices else action.dest.upper())
+    value = _placeholders().get(flag) or action.metavar
+    value = value or (choices if action.choices else action.dest.upper())
     text = str(action.help) % {"prog": prog}
     sentence, _, rest = text.partition(". ")
     default = "".join(_LAST_BRACKET.findall(rest))
     text = f"{sentence[0].lower()}{sentence[1:]} {default}".rstrip() if default else sentence
     return (flag if action.nargs == 0 else f"{flag} {value}"), text
+
+
+@functools.cache
+def _placeholders() -> dict[str, str]:
+    """Return a mapping of flag → placeholder of its value, for the familiar settings."""
+    settings = (item for section in FAMILIAR.values() for item in section.items())
+    return {flag_names(key)[0]: value for key, (value, _) in settings}
 
 
 def _width() -> int:

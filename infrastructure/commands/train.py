@@ -25,7 +25,7 @@ from infrastructure.run.record_types import Summary
 def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of the command."""
     parser.examples = (
-        "temper train                                        # sample tasks, a new small model",
+        "temper train                                        # sample tasks, a small model",
         "temper train chats.jsonl --model ./llama --lora     # your data, your model",
         "temper train chats.jsonl --backup-place /mnt/drive  # with backups",
     )

@@ -49,7 +49,7 @@ def canonical(key: str) -> str:
 
 
 def canonical_section(path: str) -> str:
-    """Return the canonical section path, or canonical key prefix, for a section's path or alias."""
+    """Return the canonical path of a section that is given by its path or an alias."""
     return canonical(path + ".").removesuffix(".")
 
 

@@ -213,7 +213,7 @@ class DeploymentConfig(FieldsOfFeatures):
     )
     max_memory_percent: Annotated[Percent, OPTIMIZES_MEMORY] = Field(
         default=85.0,
-        description="Release memory if more than this percentage of main memory is in use.",
+        description="Release memory if more than this percentage of system memory is in use.",
     )
 
     model_name = _flat(KEYS["model_name"])

@@ -49,7 +49,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Memory:
-    """The main memory in bytes. `limited` is True if a container's limit applies instead of the
+    """The system memory in bytes. `limited` is True if a container's limit applies instead of the
     machine's memory.
     """
 
@@ -148,7 +148,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def memory(root: Path = Path("/")) -> Memory:
-    """Return the machine's main memory, or a container's limit if the limit is smaller."""
+    """Return the machine's system memory, or a container's limit if the limit is smaller."""
     machine = psutil.virtual_memory()
     limit = memory_limit(root)
     if limit is None or limit.total_bytes >= machine.total:

@@ -1,6 +1,6 @@
-"""The main memory of this process: functions that measure it, release it, and limit it.
+"""The system memory of this process: functions that measure it, release it, and limit it.
 
-Sizes are in bytes. "Resident" memory is the part that is in main memory now.
+Sizes are in bytes. "Resident" memory is the part that is in CPU memory now.
 """
 
 import ctypes
@@ -144,10 +144,11 @@ class HardLimit:
         self._before: tuple[int, int] | None = None
 
     def tighten(self, used_bytes: int) -> None:
-        """Set the kernel's limit so that total memory use stays below `limit_bytes`.
+        """Set RLIMIT_DATA so that the total memory of the process stays below `limit_bytes`.
 
-        `used_bytes` is the current use. Some memory is reserved for file pages, which the kernel
-        does not count. A minimum is always allowed, because reporting an error also needs memory.
+        `used_bytes` is the current use. Some memory is set aside for file-backed pages, which
+        that limit does not count. A minimum is always allowed, because reporting an error also
+        needs memory.
         """
         if self._before is None:
             self._before = resource.getrlimit(resource.RLIMIT_DATA)

@@ -428,7 +428,7 @@ class DataPipeline:
         Afterwards, the data is read from disk.
 
         Returns:
-            The number of freed bytes of main memory.
+            The number of freed bytes of system memory.
         """
         return 0 if self._prepared is None else self.store.release_memory(unused_seconds)
 

@@ -546,7 +546,7 @@ class TrainingDeployment:
         """Load the model and the data, and run the quick checks, before anything is trained.
 
         Args:
-            precision: the number format with which the run started; None for a new run.
+            precision: the dtype with which the run started; None for a new run.
         """
         check_alert_sinks(self.config)
         SINKS.check_usable(self.config.training.metrics_sinks)

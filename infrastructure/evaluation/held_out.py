@@ -162,7 +162,7 @@ class AnsweringParts(NamedTuple):
     def answer(
         self, trainer: EnhancedTrainer, questions: Sequence[GenerationPrompt], **options: Any
     ) -> list[Answer]:
-        """Return greedy answers in the number format of the training; see `generate_answers`."""
+        """Return greedy answers in the dtype of the training; see `generate_answers`."""
         model, tokenizer, data = self
         options |= {"pictures": data.pictures}
         with trainer.precision.autocast():

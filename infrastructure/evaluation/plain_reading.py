@@ -1,10 +1,10 @@
 """Verification of a saved model, loaded by transformers and PEFT alone, from its own files only.
 
 The loaded model answers a few prompts, and stops at the end tokens that its own files define. The
-trained model in memory must generate the same tokens, greedily and in the same number format. Any
+trained model in memory must generate the same tokens, greedily and in the same dtype. Any
 difference is reported, and the run does not count as finished. Different tokens count as equal if
-their logits are equal within rounding. A vision-language model gets its images from the processor
-in the folder.
+their logits are equal within rounding. For a vision-language model, the
+processor in the folder prepares the images.
 """
 
 import gc
@@ -75,7 +75,7 @@ class Trained:
     Attributes:
         questions: the prompts that both models answer.
         end_ids: tokens that end an answer when Temper evaluates the model.
-        autocast: the number format in which Temper evaluates the model.
+        autocast: the dtype in which Temper evaluates the model.
         pictures: turns the images of the questions into pixels.
     """
 

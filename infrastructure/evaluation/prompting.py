@@ -216,9 +216,9 @@ def positions_of(model: Any) -> int | None:
 
 
 def _precision(model: Path, device: torch.device) -> Precision:
-    """Return the run's number format if it is this device's best one, else that of the weights.
+    """Return the run's dtype if it is this device's best one, else that of the weights.
 
-    In another number format, the order of two tokens with similar probability can change.
+    In another dtype, the order of two tokens with similar probability can change.
     """
     of_run = precision_of_run(model)
     is_here = of_run is not None and of_run == best_precision(device)

@@ -118,7 +118,7 @@ def measure_rows(
     """Measure the loss on all held-out rows, and generate answers to those that `which` selects.
 
     Args:
-        measures: names of the measures of answers; None: those that suit the data and can be
+        measures: names of the answer metrics; None: those that suit the data and can be
             computed on this machine.
         count: see `generate_answers`.
 

@@ -105,7 +105,7 @@ def run_folder(model: Path) -> Path | None:
 
 
 def precision_of_run(model: Path) -> str | None:
-    """Return the number format that the model's run computed in; None without a run."""
+    """Return the dtype that the model's run computed in; None without a run."""
     precision = record_of_run(model).get("precision")
     return precision if isinstance(precision, str) else None
 

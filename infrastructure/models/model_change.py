@@ -89,8 +89,8 @@ class ModelChange:
         """Return the changed model. New weights are drawn from torch's random generator.
 
         Args:
-            may_grow: whether the vocabulary may grow. False if its weights do not train and are not
-                saved.
+            may_grow: whether the vocabulary may grow. False if the embedding weights are
+                neither trained nor saved.
 
         Raises:
             ValueError: the model cannot be changed.

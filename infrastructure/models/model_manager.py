@@ -494,8 +494,8 @@ class ModelManager:
         """Return the model with the changes of features.
 
         Args:
-            may_grow: whether the vocabulary may grow. False if its weights do not train and are not
-                saved.
+            may_grow: whether the vocabulary may grow. False if the embedding weights are
+                neither trained nor saved.
         """
         for change in self.changes:
             torch.manual_seed(self.seed)

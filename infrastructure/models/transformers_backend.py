@@ -145,7 +145,7 @@ def load_weights(
 def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
     """Return the arguments for loading weights directly to the device.
 
-    Without these arguments, a model that fits into GPU memory may not fit into main memory.
+    Without these arguments, a model that fits into GPU memory may not fit into CPU memory.
     """
     arguments: dict[str, object] = {}
     if options.attention is not None:

@@ -2,7 +2,7 @@
 
 Method: Chen et al. 2016, arXiv 1604.06174, as implemented in transformers. There are four modes,
 each of which takes less memory and more time than the one before: "off", "selective" (every second
-block), "all", "offload" (all, with the inputs of each block in main memory instead of the GPU's).
+block), "all", "offload" (all, with the inputs of each block in CPU memory instead of the GPU's).
 """
 
 import inspect
@@ -36,7 +36,7 @@ def can_do(model: Any, mode: str) -> bool:
 def checkpoint_gradients(model: Any, mode: str) -> None:
     """Set the mode of gradient checkpointing of a model, so that it works with frozen embeddings.
 
-    On a CPU "offload" is the same as "all", because the inputs are already in main memory.
+    On a CPU "offload" is the same as "all", because the inputs are already in CPU memory.
 
     Raises:
         ValueError: if the model, or this version of transformers, does not support the mode.

@@ -20,7 +20,7 @@ def cpu_has_bf16() -> bool:
 
 
 def best_precision(device: torch.device) -> str:
-    """Return the fastest number format that trains as well as fp32: "bf16", "fp16" or "fp32".
+    """Return the fastest dtype that trains as well as fp32: "bf16", "fp16" or "fp32".
 
     This is bf16 on GPUs of compute capability 8 and above (Ampere, Hopper) and on CPUs with bf16
     instructions, fp16 (with a gradient scaler) on older GPUs (T4), and fp32 elsewhere. fp8 is never

@@ -1,4 +1,4 @@
-"""A guard that enforces two limits on main memory: a share of the machine's, and a size.
+"""A guard that enforces two limits on system memory: a share of the machine's, and a size.
 
     guard = MemoryGuard(max_percent=85.0, limit_bytes=8 * 10**9, release=[data.release_memory])
     ...
@@ -37,17 +37,17 @@ class Action(StrEnum):
 
 
 def machine_percent() -> float:
-    """Return the percentage of main memory in use on this machine, or in its container."""
+    """Return the percentage of system memory in use on this machine, or in its container."""
     now = memory()
     return 100.0 * (now.total_bytes - now.available_bytes) / now.total_bytes
 
 
 @dataclass
 class MemoryGuard:
-    """A guard that enforces limits on main memory, when its `check` is called after each step.
+    """A guard that enforces limits on system memory, when its `check` is called after each step.
 
     Args:
-        max_percent: the percentage of main memory in use above which memory is released.
+        max_percent: the percentage of system memory in use above which memory is released.
         limit_bytes: the resident memory that this process and its children may use; None means no
             limit.
         release: functions that free memory and return the number of freed bytes.

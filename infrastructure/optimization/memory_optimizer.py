@@ -103,7 +103,7 @@ class MemoryOptimizer:
             log.info("%s", line)
 
     def get_memory_info(self) -> MemoryInfo:
-        """Return the main memory, this process's share of it, and the memory of GPUs, in bytes."""
+        """Return system memory, this process's share of it, and GPU memory, in bytes."""
         return read_memory()
 
     def get_memory_recommendations(self) -> list[Recommendation]:

@@ -68,8 +68,8 @@ class MemoryBudget:
     """The memory that a run may use.
 
     Attributes:
-        max_percent: the percentage of main memory for all programs together.
-        cpu_limit: the maximum main memory for the training, as a size or a share; None means no
+        max_percent: the percentage of system memory for all programs together.
+        cpu_limit: the maximum system memory for the training, as a size or a share; None means no
             further limit.
         gpu_limit: the maximum memory of a GPU, as a size or a share; None means no further limit.
     """
@@ -109,8 +109,8 @@ class MemoryBudget:
         """Return the memory in bytes that this process may use on `device`, given the free memory.
 
         Args:
-            num_processes: the number of processes that train. On a CPU, they share main memory, and
-                the kernel limits each of them (RLIMIT_DATA).
+            num_processes: the number of processes that train. On a CPU, they share system memory,
+                and the kernel limits each of them (RLIMIT_DATA).
         """
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)

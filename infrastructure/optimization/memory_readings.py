@@ -1,6 +1,6 @@
 """Readings of memory in use, cheap enough for every step, and the release of unused memory.
 
-Sizes are in bytes. "Resident" memory is the part of a process that is in main memory now. A sum
+Sizes are in bytes. "Resident" memory is the part of a process that is in CPU memory now. A sum
 over child processes counts shared pages several times, so it is never too small.
 """
 
@@ -34,7 +34,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """One reading of main memory and the GPUs.
+    """One reading of system memory and the GPUs.
 
     Attributes:
         total_bytes, available_bytes: the memory of the machine, or of the container if that is

@@ -1,4 +1,4 @@
-"""AdamW that keeps its moments in main memory and computes its update on the CPU, for a GPU model.
+"""AdamW that keeps its moments in CPU memory and computes its update on the CPU, for a GPU model.
 
 This saves 8 bytes of GPU memory for each trained fp32 weight, and costs two copies per step: the
 gradient to the CPU, and the weight back. Method: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840),

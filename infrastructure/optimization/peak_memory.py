@@ -1,6 +1,6 @@
-"""The peak memory of this process, in main memory or on a GPU, between two moments.
+"""The peak memory of this process, in CPU memory or on a GPU, between two moments.
 
-In main memory, this is the peak of the resident set (RSS): the kernel's high-water mark if it can
+In system memory, this is the peak of the resident set (RSS): the kernel's high-water mark if it can
 be reset (Linux), or else the largest sample of a thread. On a GPU, it is the memory that torch's
 allocator has reserved, because all of that must fit.
 """
@@ -24,7 +24,7 @@ class PeakMemory:
     """A meter of the peak memory in bytes since `start`.
 
     Args:
-        device: the device of the training; "cpu" means the main memory of this process.
+        device: the device of the training; "cpu" means the system memory of this process.
     """
 
     def __init__(self, device: torch.device) -> None:

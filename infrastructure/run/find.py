@@ -168,7 +168,7 @@ def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
 
 
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
-    """Return the newest unfinished run that has the same model and data but other settings.
+    """Return the newest unfinished run that has the same model and data but different settings.
 
     Runs that are being trained are left out. Also return a message for each setting that differs.
     """

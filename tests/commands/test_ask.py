@@ -35,7 +35,7 @@ def test_each_question_is_shown_with_its_answer(
     assert beside.splitlines().count(cut) == 2
     assert [line for line in shown.splitlines() if line and line[0] != " "] == QUESTIONS
     for answer in answers:
-        assert "\n".join(f"  {line}" for line in (answer or "(nothing)").splitlines()) in shown
+        assert "\n".join(f"  {line}" for line in (answer or "(empty answer)").splitlines()) in shown
 
 
 def test_lines_that_are_piped_in_are_answered_one_by_one(

@@ -73,7 +73,7 @@ def test_what_an_evaluation_takes_from_the_run_is_named_so() -> None:
 
 def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
     shown = " ".join(parser_of("eval").format_help().split())
-    assert "maximum tokens of an example (default: as in the model's run)" in shown
+    assert "maximum tokens per example (default: as in the model's run)" in shown
     assert "examples per forward pass (default: 32)" in shown
 
 
@@ -89,7 +89,7 @@ model:
   --quantization 4bit|8bit   quantize the weights
 
 data:
-  --max-length N             maximum tokens of an example (default: as in the
+  --max-length N             maximum tokens per example (default: as in the
                              model's run)
   --train-on answers|last_answer|all
                              tokens that the loss is computed on (default: as in
@@ -123,7 +123,7 @@ examples:
 EXPORT = """\
 usage: temper export RUN [FOLDER] [flags]
 
-Export a checkpoint as a model that other programs load.
+Export a checkpoint as a model that other programs can load.
 
   RUN                        commands.help_export_run()
   FOLDER                     commands.help_export_folder()

@@ -47,7 +47,7 @@ def test_one_model_has_its_tables_and_its_answers() -> None:
     assert answers[:7] == [*first, "F1 50.0 % · exact match 100 %", "first\n"]
     assert answers[7:9] == ["rows:2 · sums", "prompt 2"]
     assert "(only white space)" in answers
-    assert "(nothing)" in answers
+    assert "(empty answer)" in answers
     assert answers[-1] == f"{LONGEST} … (2 more characters)"
     verdicts = re.findall(r'<span class="(good|bad)">([^<]*)</span>', page)
     assert verdicts == [

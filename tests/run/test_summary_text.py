@@ -34,7 +34,7 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     text = "\n".join(lines)
     assert "-75.0 %" in text
     assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in text
-    assert "  before    (nothing)" in lines
+    assert "  before    (empty answer)" in lines
     assert "  after     cba" in lines
     assert "            ok" in lines
     assert f"run.files_head(run={tmp_path})" in lines
@@ -64,7 +64,7 @@ def test_all_lines_of_the_end_are_in_their_order(
         "  prompt    q",
         "  expected  e",
         "            f",
-        "  before    (nothing)",
+        "  before    (empty answer)",
         "  after     a",
         "",
         "run.files_head(run=r)",

@@ -191,7 +191,7 @@ class Place(FileOperations, abc.ABC):
             bytes were compared; True means `Evidence.BACKEND`.
 
         Raises:
-            StorageError: if the file has other bytes or does not exist; the caller must write it
+            StorageError: if the content differs or the file is missing; the caller must write it
                 again.
             OSError: if the destination cannot be reached.
         """
@@ -306,7 +306,7 @@ def require_content(place: Place, path: Path, content: Content) -> None:
     """Read a file again and compare it with what was written.
 
     Raises:
-        StorageError: if the file has other bytes or is gone.
+        StorageError: if the content differs or the file is missing.
         OSError: if the file cannot be read.
     """
     shown = f"{place.url}/{path}"

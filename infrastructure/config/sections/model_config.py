@@ -71,7 +71,9 @@ class EmbeddedModelConfig(ConfigSection):
     """The shape of the Llama-style model that is built from scratch, without a download."""
 
     prefix: ClassVar[str] = "model.embedded"
-    help_note: ClassVar[str] = "The small new model that is trained with {=model.name:embedded}."
+    help_note: ClassVar[str] = (
+        "The small model that is trained from scratch with {=model.name:embedded}."
+    )
     used_when: ClassVar[tuple[UsedWhen, ...]] = (_EMBEDDED,)
 
     hidden_size: Count = Field(
@@ -127,7 +129,7 @@ class ModelConfig(FieldsOfFeatures):
     name: PathText = Field(
         default="embedded",
         description="Model to train: a folder, a Hub name or a registered name;"
-        " embedded: a new small model.",
+        " embedded: a small model from scratch.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",

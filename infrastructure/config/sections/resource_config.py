@@ -69,10 +69,10 @@ class MemoryConfig(ConfigSection):
         description="Unused memory that PyTorch's GPU allocator may keep; none: any amount.",
     )
     cpu_memory_limit: Annotated[MemoryAmount | None, OPTIMIZES_MEMORY] = Field(
-        default=None, description="Main memory that the whole run may use; none: no limit."
+        default=None, description="System memory that the whole run may use; none: no limit."
     )
     worker_memory: MemoryAmount | None = Field(
-        default=None, description="Main memory that each data worker may use; none: no limit."
+        default=None, description="System memory that each data worker may use; none: no limit."
     )
     cache_size: MemoryAmount | None = Field(
         default=None,
@@ -96,7 +96,7 @@ class AlertThresholds(ConfigSection):
         description="Alert (severity info) if the CPU load stays above this, in percent.",
     )
     memory_percent: Percent = Field(
-        default=85.0, description="Alert if more than this percentage of main memory is in use."
+        default=85.0, description="Alert if more than this percentage of system memory is in use."
     )
     gpu_utilization: Percent = Field(
         default=95.0,

@@ -224,7 +224,7 @@ class TrainingConfig(FieldsOfFeatures):
     ] = Field(
         default="all",
         description="Blocks to recompute; selective: every other; offload: all, inputs"
-        " kept in main memory.",
+        " kept in CPU memory.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "auto"] | None = Field(
         default=None,
@@ -233,7 +233,7 @@ class TrainingConfig(FieldsOfFeatures):
     shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
         default="auto",
         description="Shard the model across processes; auto: only if it must; offload:"
-        " shards in main memory.",
+        " shards in CPU memory.",
     )
     memory_efficient_attention: bool | None = Field(
         default=None,

@@ -22,7 +22,7 @@ class TrainingFields(ConfigSection):
 
     @property
     def needed_strategy(self) -> str | None:
-        """The strategy that these fields need by default; None if any strategy works."""
+        """The strategy that these fields require if none is set; None if any strategy works."""
         return None
 
     @property

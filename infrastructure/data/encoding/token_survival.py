@@ -61,7 +61,7 @@ class Survival:
     Attributes:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
         example: the first change, in words.
-        given, learned: hashes of the text's letters in the data, and after tokenizing and decoding.
+        given, learned: hashes of the text's letters, before and after it is tokenized and decoded.
         unread: lost text in the parts that are not trained, in words; "" if there is none.
     """
 

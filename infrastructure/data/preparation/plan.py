@@ -63,7 +63,7 @@ def plan_preparation(
     yet.
 
     Args:
-        worker_bytes: main memory that each process that prepares data may use.
+        worker_bytes: system memory that each process that prepares data may use.
         pictures: encoder of images into tokens; None: rows with images are refused.
 
     Raises:
@@ -154,7 +154,7 @@ def _check(config: DataConfig) -> None:
 
 
 def total_bytes_of(amount: str | None) -> int | None:
-    """Return an amount of main memory in bytes. A percentage refers to this machine's total
+    """Return an amount of system memory in bytes. A percentage refers to this machine's total
     memory.
     """
     return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))

@@ -74,7 +74,7 @@ class PreparationPlan:
         shapes: the row shapes of the training files and of the evaluation files.
         window_limits: rows and bytes of a streaming window; None stores all tokens.
         keep_conversations: keep the texts as well, for augmentation.
-        worker_bytes: main memory that each process may use; None: no limit.
+        worker_bytes: system memory that each process may use; None: no limit.
         notes: sentences about the files, in addition to what is found in their rows.
     """
 

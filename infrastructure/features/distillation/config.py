@@ -1,4 +1,4 @@
-"""The setting of distillation."""
+"""Settings of distillation."""
 
 from typing import Annotated, ClassVar
 

@@ -7,7 +7,7 @@ FEATURE = Feature(
     commands={
         "bench": Command(
             "infrastructure.features.inference.command",
-            "find the fastest way to run a model",
+            "measure which settings run a model fastest",
             "Use a model",
         )
     },

@@ -7,7 +7,7 @@ FEATURE = Feature(
     commands={
         "sweep": Command(
             "infrastructure.features.sweep.command",
-            "search for the hyperparameters with the best held-out loss (or --best-metric)",
+            "search for the hyperparameters with the best held-out loss",
             "Train",
             resuming=("sweep",),
         )

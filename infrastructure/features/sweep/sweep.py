@@ -105,7 +105,7 @@ class Sweep:
         config: the settings that all trials share. `run_name` is the name of the sweep.
 
     Raises:
-        ValueError: if a sweep with this name has other settings, another goal or other data.
+        ValueError: if a sweep with this name has different settings, goal or data.
     """
 
     def __init__(self, config: DeploymentConfig, dimensions: Sequence[Dimension], goal: Goal):

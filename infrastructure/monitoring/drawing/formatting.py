@@ -111,7 +111,7 @@ def clip(text: str, max_characters: int) -> str:
 
 def blank(answer: str) -> str:
     """Return a note for an answer that is empty or has only white space."""
-    return "(only white space)" if answer else "(nothing)"
+    return "(only white space)" if answer else "(empty answer)"
 
 
 def printable(text: object) -> str:

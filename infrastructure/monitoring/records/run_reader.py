@@ -32,7 +32,7 @@ SMALL_FILES = (
 MAX_NAME_CHARACTERS = 60
 MAX_INITIALS = 4  # of a method named by its initials: DPO, GRPO
 MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-(.*)-[0-9a-f]{4}")
-OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
+OWN_MODEL, SAMPLE_TASKS = "small model from scratch", "sample tasks"
 SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
 
 FINISHED = "finished"

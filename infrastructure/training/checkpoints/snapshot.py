@@ -54,7 +54,7 @@ class Participants(Protocol):
         """Restore the state that `state_dict` returned."""
 
     def take_form(self, model: torch.nn.Module, saved: JsonObject) -> None:
-        """Convert the model's layers to the number formats that they had when it was saved."""
+        """Convert the model's layers to the dtypes that they had when it was saved."""
 
 
 def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:

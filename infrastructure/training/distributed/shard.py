@@ -59,7 +59,7 @@ class Sharding(StrEnum):
     """The ways of sharding a model over the ranks, as values of the setting `training.shard`."""
 
     SHARD = "yes"
-    OFFLOAD = "offload"  # waiting parts are in main memory
+    OFFLOAD = "offload"  # waiting parts are in CPU memory
 
 
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
@@ -69,7 +69,7 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     reads it from disk if the weights are still there (`weights_on_disk`).
 
     Args:
-        offload: keep shards in main memory, where the optimizer also computes.
+        offload: keep shards in CPU memory, where the optimizer also computes.
 
     Raises:
         ValueError: blocks share a weight with another part of the model.
@@ -107,9 +107,9 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
 def has_blocks_to_give_back(
     model: torch.nn.Module, device_type: str, *, offload: bool = False
 ) -> bool:
-    """Return whether a large model's blocks are repeatedly allocated and freed in main memory.
+    """Return whether the allocator must return freed memory to the system instead of keeping it.
 
-    The allocator must then return freed memory to the system instead of keeping it.
+    True if the blocks of a large model are repeatedly allocated and freed in CPU memory.
     """
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return (offload or device_type == "cpu") and num_bytes >= SMALL_MODEL_BYTES

@@ -111,7 +111,7 @@ class OptimizerStep:
         }
 
     def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
-        """Convert the model's layers to the number formats of a saved state, before loading it."""
+        """Convert the model's layers to the dtypes of a saved state, before loading it."""
         self.strategy.take_form(model, self.optimizer, saved.get("entered", NOT_ENTERED))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

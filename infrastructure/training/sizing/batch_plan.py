@@ -84,7 +84,7 @@ class BatchPlan:
 
 
 def configured(config: TrainingConfig) -> BatchPlan | None:
-    """Return the plan that the configuration sets; None with `batch_size: auto`."""
+    """Return the plan that the configuration sets; None if `batch_size` is `auto`."""
     if config.batch_size == "auto":
         return None
     return BatchPlan(config.batch_size, config.gradient_accumulation)

@@ -546,7 +546,7 @@ class CostMeasurement:
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
     def units(self, examples: Sequence[object]) -> int:
-        """Return the units on which a micro-batch's memory depends; see `StepCosts`."""
+        """Return the tokens (or rows) that determine a micro-batch's memory; see `StepCosts`."""
         return self.adapter.count_computed(examples)
 
     def heaviest_units(self, size: int) -> int:

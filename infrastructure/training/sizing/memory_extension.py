@@ -34,7 +34,7 @@ class MemoryLimits:
     """The configured memory limits.
 
     Attributes:
-        max_percent: share of main memory in use above which memory is released.
+        max_percent: share of system memory in use above which memory is released.
         limit_bytes: resident memory of the training and its processes. None: no limit.
         gpu_cache_bytes: free blocks that the GPU's allocator may keep. None: no limit.
         cache_seconds: time after which unused data in memory is dropped. None: never.

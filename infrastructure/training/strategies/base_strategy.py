@@ -59,7 +59,7 @@ def build_optimizer(
 def _from_bitsandbytes(class_name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return a function that creates an 8-bit or paged optimizer.
 
-    8-bit moments take a quarter of the memory. Paged moments move to main memory when the GPU's
+    8-bit moments take a quarter of the memory. Paged moments move to CPU memory when the GPU's
     memory is full. On a CPU, paging has no effect.
     """
 
@@ -136,7 +136,7 @@ class TrainingStrategy(ABC):
         objective: hides tokens of the examples, set by the trainer. None: no tokens are hidden.
         source: the source of examples, set by the trainer, if the strategy stores a value for each
             of them. None: the strategy stores no such values.
-        has_forms: True if the model's layers (number formats, added weights) change from phase to
+        has_forms: True if the model's layers (dtypes, added weights) change from phase to
             phase.
     """
 
@@ -230,7 +230,7 @@ class TrainingStrategy(ABC):
         """Convert the model's layers to the form of phase `index` (-1: the form before the first
         phase).
 
-        The form means number formats, modes, and the optimizer's parameters. The values of the
+        The form means dtypes, modes, and the optimizer's parameters. The values of the
         weights stay, or are loaded from a checkpoint afterwards.
         """
         self.entered = index

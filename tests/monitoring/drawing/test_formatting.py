@@ -137,4 +137,4 @@ def test_a_rate_is_a_whole_number() -> None:
 
 
 def test_line_breaks_alone_are_no_empty_answer() -> None:
-    assert [blank(""), blank("\n\n")] == ["(nothing)", "(only white space)"]
+    assert [blank(""), blank("\n\n")] == ["(empty answer)", "(only white space)"]

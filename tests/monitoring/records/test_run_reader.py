@@ -90,11 +90,13 @@ def titled(run_id: str, created: str = "2026-11-23T18:25:55+0000", **config: obj
 def test_a_run_is_called_by_its_name_or_by_what_it_trains() -> None:
     by_time = "20261123-182539-embedded-38d5"
     settings = {"model.name": {"value": "embedded"}, "data.path": {"value": "/home/me/chats.jsonl"}}
-    assert titled(by_time, **settings).startswith("new small model on chats.jsonl, 2026-11-2")
+    assert titled(by_time, **settings).startswith(
+        "small model from scratch on chats.jsonl, 2026-11-2"
+    )
     hub = {"model.name": "org/Llama-3", "data.path": "samples"}
     assert titled(by_time, "never", **hub) == "Llama-3 on sample tasks, never"
     preferences = titled(by_time, "today", **settings, **{"training.method": {"value": "dpo"}})
-    assert preferences == "new small model, DPO on chats.jsonl, today"
+    assert preferences == "small model from scratch, DPO on chats.jsonl, today"
     assert titled(by_time, **settings, run_name={"value": "first try"}) == "first try"
     for own in (
         "runs/20261123-182539-mine-38d5/final",

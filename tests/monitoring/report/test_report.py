@@ -127,7 +127,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
     for text in (
         "my-run finished",
         "Finished at step 40, after 2 min 06 s.",
-        "Model: new small model · 3.00 M parameters, of which 1.50 M are trained",
+        "Model: small model from scratch · 3.00 M parameters, of which 1.50 M are trained",
         "8 → 0.5000",
         "held-out loss 8 0.5000 -93.8 %",
         "exact match 0 % 95.0 % +95.0 points",

@@ -128,7 +128,7 @@ def test_a_part_stands_below_its_whole() -> None:
         ({"prompt": 3, "after": "\n"}, ["3", "After", "(only white space)"]),
         (
             {"prompt": "p", "before": "", "after": " a", "expected": "a "},
-            ["p", "Expected", "a", "Before", "(nothing)", "After", "as expected", "a"],
+            ["p", "Expected", "a", "Before", "(empty answer)", "After", "as expected", "a"],
         ),
     ],
 )

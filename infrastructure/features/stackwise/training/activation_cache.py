@@ -10,7 +10,7 @@ they are batched later. A page is one file, written atomically:
 | 32 to the end | the values, [L_i, d] of one example after the other, fp32 or bf16, little-endian |
 
 The key contains everything that the values depend on: the examples and their order, trunk, time
-step, unit, page size, number format, masks. So a reader knows everything but the values. It trusts
+step, unit, page size, dtype, masks. So a reader knows everything but the values. It trusts
 nothing in a file until the hash agrees, and that never happens for a page of another cache or with
 another number. The hash is compared when a page is first read. A page that is truncated, corrupt
 or missing is rebuilt. No lock is needed, because every process writes the same bytes to a page.

@@ -106,7 +106,7 @@ class StackedModel:
                 yield f"{index}.{name}", tensor
 
     def take_precision(self, optimizer: torch.optim.Optimizer, phase: StackPhase) -> None:
-        """Convert each layer to its number format in a phase.
+        """Convert each layer to its dtype in a phase.
 
         Finished layers get the configured storage format, the unit that trains gets the precision
         of a new stack, and all others get the format in which they were loaded.

@@ -126,7 +126,7 @@ class TrunkCache:
                 self._discard(other)
 
     def read(self, batch: Batch, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the trunk's output of a batch (B, L, d) on the device and in the dtype of `like`.
+        """Return the trunk's output for a batch (B, L, d) on the device and in the dtype of `like`.
 
         None if an example of the batch is not cached.
         """
