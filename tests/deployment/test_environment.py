@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,8 +210,17 @@ def test_an_environment_that_was_moved_is_made_anew(tmp_path: Path) -> None:
     assert not environment.is_usable(tmp_path, record={"location": "/somewhere/else/.venv"})
 
 
-def test_the_environment_that_a_link_leads_to_is_not_touched(tmp_path: Path) -> None:
-    """People link .venv to that of another clone, which would be emptied."""
+def test_the_environment_that_a_link_leads_to_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People link .venv to that of another clone, which would be emptied. To install pip, which
+    `test_launch_training.py` uses, would take most of the time."""
+    run = subprocess.run
+
+    def without_pip(command: list[str], **options: Any) -> object:
+        return run([*command, "--without-pip"], **options)
+
+    monkeypatch.setattr(subprocess, "run", without_pip)
     other, link = tmp_path / "other", tmp_path / ".venv"
     (other / "bin").mkdir(parents=True)
     (other / "bin/python").write_text("theirs")

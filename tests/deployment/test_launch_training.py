@@ -1,7 +1,8 @@
 """The one command, for real but small: bash, a real virtual environment, real pip, no network.
 
-The tests of `project` share one installation and leave it whole. The quick ones share one that pip
-has made, in which some then use uv; the slow ones are the same with the other installer alone.
+The tests of `project` share one installation and leave it whole. The quick ones share one that uv
+has made, which is five times as fast as pip; one of them then uses pip in it. The slow ones are the
+same with the other installer alone.
 """
 
 import dataclasses
@@ -21,12 +22,13 @@ from infrastructure.deployment.environment import RECORD_NAME
 from tests.deployment.small_project import (
     NEEDS,
     ROOT,
+    UV,
     SmallProject,
     make_small_project,
     make_wheel,
 )
 from tests.foreign_folder import foreign_folder
-from tests.slow import slow
+from tests.slow import slow, slow_but
 
 SCRIPTS = [
     "launch_training.sh",
@@ -36,6 +38,8 @@ SCRIPTS = [
 ]
 ENVIRONMENT = "infrastructure/deployment/environment.sh"
 LAUNCH = "launch_training.sh"
+
+FASTEST = "uv" if UV else "pip"
 
 on_a_machine_without_a_gpu = pytest.mark.skipif(
     nvidia_driver_present(), reason="here the launcher chooses the CUDA build, as it should"
@@ -64,7 +68,7 @@ def project(
     speed, installer = request.param
     if speed == "slow":
         return launched(installer, installer)
-    return dataclasses.replace(launched("quick", "pip"), installer=installer)
+    return dataclasses.replace(launched("quick", FASTEST), installer=installer)
 
 
 def first_with(installer: str) -> pytest.MarkDecorator:
@@ -94,7 +98,7 @@ def test_scripts_are_valid_and_executable(script: str) -> None:
 
 
 @on_a_machine_without_a_gpu
-@first_with("pip")
+@first_with(FASTEST)
 def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> None:
     _, _, err = first_launch(project)
     for step in (
@@ -106,13 +110,14 @@ def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> No
         assert step in err
     assert "unsloth" not in err
     assert "the doctor was here" in err
-    assert (".venv/bin/temper" in err) == (shutil.which("temper") is None)  # how it is typed
+    found = shutil.which("temper", path=project.variables({})["PATH"])
+    assert (".venv/bin/temper" in err) == (found is None)  # how it is typed
     assert (project.packages / "torch-2.13.0+cpu.dist-info/RECORD").exists()
     assert (project.packages / "leaf-1.0.dist-info/RECORD").exists()
     assert not (project.packages / "unsloth-1.0.dist-info").exists()
 
 
-@first_with("pip")
+@first_with(FASTEST)
 def test_temper_gets_the_flags_and_the_folder_and_its_exit_code_is_the_launcher_s(
     project: SmallProject,
 ) -> None:
@@ -124,7 +129,7 @@ def test_temper_gets_the_flags_and_the_folder_and_its_exit_code_is_the_launcher_
     }
 
 
-@first_with("uv")
+@first_with(FASTEST)
 def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) -> None:
     before = (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns
     again = project.run(LAUNCH, cwd=tmp_path)
@@ -133,7 +138,7 @@ def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) ->
     assert (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns == before
 
 
-@first_with("uv")
+@first_with(FASTEST)
 def test_from_a_folder_whose_files_are_named_like_modules(
     project: SmallProject, tmp_path: Path
 ) -> None:
@@ -143,7 +148,7 @@ def test_from_a_folder_whose_files_are_named_like_modules(
     assert json.loads(done.out)["folder"] == str(folder)
 
 
-@first_with("pip")
+@first_with(FASTEST)
 def test_through_a_relative_path(project: SmallProject) -> None:
     done = subprocess.run(
         ["bash", f"{project.root.name}/{LAUNCH}"],
@@ -156,7 +161,7 @@ def test_through_a_relative_path(project: SmallProject) -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
-@first_with("uv")
+@first_with(FASTEST)
 def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: SmallProject) -> None:
     done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
     assert "deployment.part_without_dependencies(files=requirements-unsloth.txt)" in done.err
@@ -165,46 +170,32 @@ def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: Small
     assert (project.packages / "unsloth-1.0.dist-info").exists()
 
 
-@first_with("uv")
+@first_with(FASTEST)
 def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
-    make_wheel(project.wheels, "leaf", "1.1")
+    """Triton, which packages bring, does not stay where there is no GPU."""
+    for wheel in ("leaf 1.1", "triton 1.0"):
+        make_wheel(project.wheels, *wheel.split())
     requirements = project.root / "requirements.txt"
-    requirements.write_text(requirements.read_text().replace("leaf==1.0", "leaf==1.1"))
+    text = requirements.read_text().replace("leaf==1.0", "leaf==1.1")
+    requirements.write_text(text + "triton==1.0\n")
     assert project.run(ENVIRONMENT, "--check").code == 1
     done = project.run(ENVIRONMENT)
     assert "requirements.txt …" in done.err
     assert "PyTorch" not in done.err
     assert "deployment.virtual_environment" not in done.err
     assert (project.packages / "leaf-1.1.dist-info").exists()
+    has_gpu = nvidia_driver_present()
+    assert ("deployment.removing_triton()" in done.err) != has_gpu
+    assert bool(list(project.packages.glob("triton*"))) == has_gpu
     assert project.run(ENVIRONMENT, "--check").code == 0
 
 
-@on_a_machine_without_a_gpu
-@first_with("uv")
-def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> None:
-    make_wheel(project.wheels, "triton", "1.0")
-    requirements = project.root / "requirements.txt"
-    requirements.write_text(requirements.read_text() + "triton==1.0\n")
-    done = project.run(ENVIRONMENT)
-    assert done.code == 0, done.err
-    assert "deployment.removing_triton()" in done.err
-    assert not list(project.packages.glob("triton*"))
-    assert project.run(ENVIRONMENT).err == ""
-
-
-@first_with("pip")
-def test_what_a_killed_pip_left_is_installed_again(project: SmallProject) -> None:
-    """It writes the RECORD last."""
-    install_again_what_was_left(project, has_record=False)
-
-
-@first_with("uv")
-def test_what_a_killed_uv_left_is_installed_again(project: SmallProject) -> None:
-    """It writes the RECORD with the other files."""
-    install_again_what_was_left(project, has_record=True)
-
-
-def install_again_what_was_left(project: SmallProject, has_record: bool) -> None:
+@first_with(FASTEST)
+@pytest.mark.parametrize("has_record", slow_but([True], [True, False]))
+def test_what_a_killed_installer_left_is_installed_again(
+    project: SmallProject, has_record: bool
+) -> None:
+    """uv writes the RECORD with the other files, pip writes it last."""
     (leaf,) = project.packages.glob("leaf-*.dist-info")
     if not has_record:
         (leaf / "RECORD").unlink()
@@ -219,7 +210,8 @@ def install_again_what_was_left(project: SmallProject, has_record: bool) -> None
     assert not (project.packages / "~eaf").exists()
 
 
-@first_with("uv")
+@slow
+@pytest.mark.parametrize("project", [("slow", one) for one in NEEDS], indirect=True)
 def test_a_step_that_would_replace_the_chosen_torch_fails_with_pip_s_last_words(
     project: SmallProject,
 ) -> None:
