@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,27 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_moment
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from tests.deployment.runs import deploy, small_config, small_settings
+from tests.deployment.runs import deploy, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of 3 steps; a copy of it lies beside it."""
+    folder = tmp_path_factory.mktemp("trained") / "work"
+    folder.mkdir()
+    deploy(small_config(folder, max_steps=3))
+    shutil.copytree(folder, folder.with_name("kept"))
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return deploy(small_config(tmp_path, max_steps=3))[0]
+def run(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That run as it was then, in the folder in which commands are typed."""
+    shutil.rmtree(trained)
+    shutil.copytree(trained.with_name("kept"), trained)
+    monkeypatch.chdir(trained)
+    return runs_of(trained)[0]
 
 
 def damage(run: Path, step: int) -> None:
@@ -158,18 +172,18 @@ def generate(folder: Path) -> torch.Tensor:
 
 
 def test_what_is_exported_is_the_model_of_that_step(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "rows.jsonl").unlink()  # no training data is needed
+    (trained / "rows.jsonl").unlink()  # no training data is needed
     capsys.readouterr()
     assert main(["export", run.name, "model", "--json"]) == ExitCode.DONE
     output = printed(capsys)
-    assert (output["step"], output["folder"]) == (3, str(tmp_path / "model"))
-    assert torch.equal(generate(tmp_path / "model"), generate(run / "final"))
+    assert (output["step"], output["folder"]) == (3, str(trained / "model"))
+    assert torch.equal(generate(trained / "model"), generate(run / "final"))
     assert main(["export", f"{run.name}@1", "earlier"]) == ExitCode.DONE
-    exported = f"step=1, run_id={run.name}, folder={tmp_path / 'earlier'})"
+    exported = f"step=1, run_id={run.name}, folder={trained / 'earlier'})"
     assert f"commands.model_exported({exported}\n" in capsys.readouterr().out
-    assert not torch.equal(generate(tmp_path / "earlier"), generate(run / "final"))
+    assert not torch.equal(generate(trained / "earlier"), generate(run / "final"))
 
 
 def test_a_lora_is_exported_as_a_lora(
@@ -178,7 +192,7 @@ def test_a_lora_is_exported_as_a_lora(
     from safetensors.torch import load_file
 
     monkeypatch.chdir(tmp_path)
-    settings = small_settings(tmp_path, max_steps=2)
+    settings = small_settings(tmp_path, max_steps=1)
     settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 2}}
     run, _ = deploy(DeploymentConfig(**settings))
     assert main(["export", str(run), "model"]) == ExitCode.DONE
@@ -188,20 +202,20 @@ def test_a_lora_is_exported_as_a_lora(
     assert all(torch.equal(exported[key], final[key]) for key in final)
 
 
-def test_nothing_is_written_over(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("keep me")
+def test_nothing_is_written_over(run: Path, trained: Path) -> None:
+    (trained / "mine").mkdir()
+    (trained / "mine/notes.txt").write_text("keep me")
     assert main(["export", run.name, "mine"]) == ExitCode.WRONG_INPUT
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert [path.name for path in (trained / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_a_damaged_checkpoint_is_not_exported(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run, 2)
     assert main(["export", f"{run.name}@2", "model"]) == ExitCode.WRONG_INPUT
     assert "object" in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "model").exists()
+    assert not (trained / "model").exists()
 
 
 @pytest.mark.parametrize("word", ["runs/a", "20261124-074404-embedded-ab12", "a@best"])

@@ -43,6 +43,7 @@ from infrastructure.core.features import features
 from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import DISTRIBUTION
 from infrastructure.core.stop_signals import StopSignal
+from tests.slow import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +98,7 @@ def test_help_answers_in_under_a_second() -> None:
     """In seconds of processor time, and the least of some, so that a busy machine does not decide;
     the first start compiles the sources."""
     seconds: list[float] = []
-    for _ in range(4):
+    for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         completed = run("--help")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -175,17 +176,21 @@ def test_each_file_of_the_folder_is_a_command_or_a_part_of_all() -> None:
     assert commands == {*COMMANDS, HIDDEN} - of_features
 
 
-def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
+def test_wrong_input_is_exit_code_2_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     completed = run("train", "--learnig-rate", "1")
     assert completed.returncode == 2
     meant = "'--learnig-rate'commands.did_you_mean(meant=--learning-rate)"
     assert completed.stderr.strip() == f"temper: commands.unknown_argument(arguments={meant})"
-    completed = run("train", "--learnig-rate", "1", "--max-step=5", "--learnig-rate", "2")
-    assert "temper: commands.unknown_arguments(arguments='--learnig-rate'" in completed.stderr
-    assert "did_you_mean(meant=--learning-rate)" in completed.stderr
-    assert "did_you_mean(meant=--max-steps)" in completed.stderr
-    assert len(completed.stderr.splitlines()) == 1
-    assert completed.stdout == ""
+    words = ["train", "--learnig-rate", "1", "--max-step=5", "--learnig-rate", "2"]
+    assert main(words) == ExitCode.WRONG_INPUT
+    out, err = capsys.readouterr()
+    assert "temper: commands.unknown_arguments(arguments='--learnig-rate'" in err
+    assert "did_you_mean(meant=--learning-rate)" in err
+    assert "did_you_mean(meant=--max-steps)" in err
+    assert len(err.splitlines()) == 1
+    assert (completed.stdout, out) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -285,10 +290,11 @@ def test_what_begins_something_takes_a_preset(command: str) -> None:
     assert "--preset" in known_flags(create_parser(), command)
 
 
-def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset() -> None:
-    done = run("resume", "--preset", "quick")
-    assert done.returncode == 2
-    assert "commands.unknown_argument" in done.stderr
+def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["resume", "--preset", "quick"]) == ExitCode.WRONG_INPUT
+    assert "commands.unknown_argument" in capsys.readouterr().err
 
 
 def test_log_level_is_that_of_the_root_logger() -> None:
@@ -524,7 +530,7 @@ def test_the_traceback_of_wrong_input_holds_no_secret(
     assert "config.web_address_given" in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["config"], ["train", "--help-all"]])
+@pytest.mark.parametrize("arguments", slow_but([["config"]], [["config"], ["train", "--help-all"]]))
 def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     """As after `temper config | head -1`; nothing is said, as the field does."""
     process = subprocess.Popen(

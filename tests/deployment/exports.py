@@ -20,7 +20,7 @@ TEMPLATE = (
 
 def trained_lora(folder: Path, base: Path) -> RunDirectory:
     """A finished LoRA whose matrices have moved."""
-    settings = small_settings(folder, num_epochs=1, learning_rate=0.01, warmup_steps=0)
+    settings = small_settings(folder, max_steps=3, learning_rate=0.02, warmup_steps=0)
     settings["model"] = {"name": str(base), "lora_config": {"r": 4}}
     settings["data"]["chat_template"] = TEMPLATE
     run, _ = deploy(DeploymentConfig(**settings))

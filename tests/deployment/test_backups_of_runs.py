@@ -24,6 +24,7 @@ from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.restore import run_at_place
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import (
     deploy,
@@ -73,31 +74,31 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
         close(self)
 
     monkeypatch.setattr(CheckpointManager, "close", noted)
-    config = with_place(tmp_path, place, max_steps=4)
+    config = with_place(tmp_path, place, max_steps=2)
     config.verbose = True
     run, lines = deploy(config)
     assert places[0] is not None
     assert places[0].settings.run_id == run.name
     assert places[0].link().place.url == str(place)
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["backup"]["confirmed_step"] == 4
+    assert summary["backup"]["confirmed_step"] == 2
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"
     assert (place / run.name / "final/config.json").is_file()
     assert any(
-        line.startswith("backup.status(confirmed=backup.step_confirmed(step=4,") for line in lines
+        line.startswith("backup.status(confirmed=backup.step_confirmed(step=2,") for line in lines
     )
     assert any(line.startswith("Disk: ") for line in lines)
     assert any(line.startswith(f"{place}: ") for line in lines)
     assert any("backup.destination_on_same_disk" in line for line in lines)
     page = (run / "report.html").read_text()
     assert "monitoring.backups_heading" in page
-    assert f"monitoring.backup_step_confirmed(step=4, place={place})" in page
+    assert f"monitoring.backup_step_confirmed(step=2, place={place})" in page
     assert Store(place / run.name).newest()[1] == []
     summary["backup"]["text"] = "as it stood then"
     (run / "summary.json").write_text(json.dumps(summary))
-    again = deploy(with_place(tmp_path, place, max_steps=4))[1]
+    again = deploy(with_place(tmp_path, place, max_steps=2))[1]
     assert any(
-        line.startswith("backup.status(confirmed=backup.step_confirmed(step=4,") for line in again
+        line.startswith("backup.status(confirmed=backup.step_confirmed(step=2,") for line in again
     )
 
 
@@ -105,7 +106,7 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copier_client, "MODULE", "infrastructure.backup.no_such_process")
-    config = with_place(tmp_path, place, max_steps=4)
+    config = with_place(tmp_path, place, max_steps=2)
     config.backup.finish_seconds = 600.0  # as it would wait for a place that is slow
     begin = time.monotonic()
     run, lines = deploy(config)
@@ -114,7 +115,7 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
     assert any("backup.nothing_confirmed_yet()" in line for line in lines)
     assert any("No module named infrastructure.backup.no_such_process" in line for line in lines)
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 4)
+    assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 2)
     assert why in summary["backup"]["text"]
     assert why in (run / "report.html").read_text()
     assert why in read_view(run)["backup"]["text"]
@@ -140,27 +141,27 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        run, lines = deploy(with_place(tmp_path, place))
+        stop_after(patch, 2)
+        run, lines = deploy(with_place(tmp_path, place, max_steps=3))
     assert any(
-        "deployment.stopped_at_step" in line and "step_confirmed(step=4," in line for line in lines
+        "deployment.stopped_at_step" in line and "step_confirmed(step=2," in line for line in lines
     )
     lose(tmp_path / "runs")
     lose(tmp_path / "cache")
-    again, lines = deploy(with_place(tmp_path, place))
+    again, lines = deploy(with_place(tmp_path, place, max_steps=3))
     assert again == run
     restoring = f"deployment.restoring_matching_run(run_id={run.name}, destination={place})"
     assert restoring in lines
-    assert resumed_from(run, 4) in "\n".join(lines)
-    went_on = [{"step": 4, "was_killed": False, "place": str(place)}]
+    assert resumed_from(run, 2) in "\n".join(lines)
+    went_on = [{"step": 2, "was_killed": False, "place": str(place)}]
     assert json.loads((run / "summary.json").read_text())["went_on"] == went_on
     page = (run / "report.html").read_text()
     assert "monitoring.total_step_time" in page
-    start = "start=monitoring.resumed_from_step(step=4)"
+    start = "start=monitoring.resumed_from_step(step=2)"
     back = f"restored=monitoring.restored_from(places={place}))"
     often = "times=monitoring.once(), cause=monitoring.a_stop()"
     assert f"monitoring.resumed_times({often}, {start}, {back}." in page
-    fresh = small_config(tmp_path)
+    fresh = small_config(tmp_path, max_steps=3)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])
 
@@ -186,9 +187,8 @@ def test_before_a_deadline_there_is_time_for_the_copy(
 
 
 def test_a_copy_that_takes_long_is_begun_earlier(tmp_path: Path, place: Path) -> None:
-    run, _ = deploy(with_place(tmp_path, place, max_steps=1))
     config = with_place(tmp_path, place)
-    copies = run_copies.RunReplication(RunDirectory(run), config, print)
+    copies = run_copies.RunReplication(RunDirectory(tmp_path / "runs/one"), config, print)
     now = time.time()
     status = BackupStatus("here", "idle", saved_at=now - 300, confirmed_at=now - 100)
     copies._seen = (time.monotonic(), status)
@@ -198,10 +198,11 @@ def test_a_copy_that_takes_long_is_begun_earlier(tmp_path: Path, place: Path) ->
 
 
 def test_another_training_does_not_go_on_with_what_lies_there(tmp_path: Path, place: Path) -> None:
+    """As `deploy` asks it when there is no run here."""
     run, _ = deploy(with_place(tmp_path, place, max_steps=1))
     lose(tmp_path / "runs")
-    other, _ = deploy(with_place(tmp_path, place, max_steps=1, seed=5))
-    assert other.name != run.name
+    assert run_at_place(with_place(tmp_path, place, max_steps=1, seed=5), []) is None
+    assert run_at_place(with_place(tmp_path, place, max_steps=1), []) == run.name
 
 
 def test_a_place_that_cannot_be_read_is_reported_before_anything_is_trained(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def evaluations(run: Path, key: str) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run, _ = deploy(small_config(tmp_path_factory.mktemp("plain"), validation_frequency=3))
+    config = small_config(tmp_path_factory.mktemp("plain"), validation_frequency=2, max_steps=6)
+    run, _ = deploy(config)
     return run
 
 
@@ -35,7 +36,8 @@ def test_the_best_checkpoint_is_that_of_the_metric(
         pytest.skip("torchmetrics is not installed")
     config = small_config(
         tmp_path,
-        validation_frequency=3,
+        validation_frequency=2,
+        max_steps=6,
         validation_prompts=3,
         best_metric=metric,
         early_stopping_patience=9,

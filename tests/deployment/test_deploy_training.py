@@ -49,7 +49,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.deployment.runs import small_config
 from tests.deployment.test_resuming import stop_after
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 
 
 def write_rows(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def data_file(tmp_path: Path) -> Path:
 
 
 def config_in(folder: Path, llama: Path, **training: Any) -> DeploymentConfig:
-    settings = {"batch_size": 4, "num_epochs": 2, "validation_prompts": 0, "warmup_steps": 1}
+    settings = {"batch_size": 4, "num_epochs": 1, "validation_prompts": 0, "warmup_steps": 1}
     return DeploymentConfig(
         model={"name": str(llama)},
         data={"path": str(folder / "rows.jsonl"), "max_length": 64, "num_workers": 0},
@@ -149,7 +149,7 @@ def test_a_failed_stage_is_named(
         raise OSError("no room")
 
     monkeypatch.setattr(StandardModelAdapter, "save", refuse)
-    config = configure(max_steps=1, num_epochs=1)
+    config = configure(max_steps=1)
     with pytest.raises(OSError, match="no room"):
         deploy(config)
     (run,) = Path(config.output_dir).iterdir()
@@ -194,7 +194,7 @@ def test_a_lora_does_not_go_on_with_another_base(
     configure: Callable[..., DeploymentConfig], saved_llama: Path, tmp_path: Path
 ) -> None:
     base = shutil.copytree(saved_llama, tmp_path / "base")
-    config = configure(max_steps=2, num_epochs=1)
+    config = configure(max_steps=1)
     config.model.name, config.model.lora_config = str(base), LoraConfig(r=2)
     run, _ = deploy(config)
     weights = load_file(base / "model.safetensors")
@@ -202,13 +202,13 @@ def test_a_lora_does_not_go_on_with_another_base(
         {n: t + 0.1 for n, t in weights.items()}, base / "model.safetensors", {"format": "pt"}
     )
     with pytest.raises(CheckpointError, match=r"changes=base_model: was .*accept=base_model"):
-        resume(f"{run.name}@2", str(run.parent))
+        resume(f"{run.name}@1", str(run.parent))
 
 
 def test_a_finished_run_is_left_alone_and_goes_on_with_one_trainer_and_its_own_data(
     configure: Callable[..., DeploymentConfig], data_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, _ = deploy(configure(max_steps=2, num_epochs=1))
+    run, _ = deploy(configure(max_steps=2))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert resume(str(run), str(run.parent)) == 0
     out = capsys.readouterr().out
@@ -226,20 +226,20 @@ def test_a_run_whose_checkpoints_are_gone_goes_on_with_those_at_its_place(
 ) -> None:
     place = tmp_path / "disk/temper"
     place.parent.mkdir()
-    config = configure(max_steps=6)
+    config = configure(max_steps=3)
     config.new_run, config.backup.place = False, str(place)
     with monkeypatch.context() as patch:
-        stop_after(patch, 4)
+        stop_after(patch, 2)
         run, _ = deploy(config.model_copy(deep=True))
     shutil.rmtree(run / "checkpoints")
     again, lines = deploy(config)
     assert again == run
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("finished", 6)
-    assert [one["step"] for one in summary["went_on"]] == [4]
+    assert (summary["status"], summary["steps"]) == ("finished", 3)
+    assert [one["step"] for one in summary["went_on"]] == [2]
     named = next(n for n, line in enumerate(lines) if run.name in line and str(place) in line)
     assert named < next(
-        n for n, line in enumerate(lines) if "resuming_from_step" in line and "step=4" in line
+        n for n, line in enumerate(lines) if "resuming_from_step" in line and "step=2" in line
     )
 
 
@@ -248,19 +248,19 @@ def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stopped there, it goes on from where it was stopped, not from the older branch."""
-    settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "max_steps": 8}
+    settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "max_steps": 4}
     run, _ = deploy(configure(**settings))
     observers = TrainingDeployment._observers
     with monkeypatch.context() as patch:
         patch.setattr(
             TrainingDeployment,
             "_observers",
-            lambda self, run, copies: [*observers(self, run, copies), StopAt(5, signal.SIGTERM)],
+            lambda self, run, copies: [*observers(self, run, copies), StopAt(2, signal.SIGTERM)],
         )
-        assert resume(f"{run.name}@3", str(run.parent)) == 143
+        assert resume(f"{run.name}@1", str(run.parent)) == 143
     newest = CheckpointManager(run / "checkpoints").newest()
-    assert step_of(newest) == 6
-    assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5, 6]
+    assert step_of(newest) == 3
+    assert [step for step, _ in losses(run)] == [1, 2, 3]
     assert resume(str(run), str(run.parent)) == 0
 
 
@@ -307,7 +307,7 @@ def test_an_interrupted_measurement(
 
     monkeypatch.setattr(deploy_training, "measure", interrupted)
     monkeypatch.setattr(run_finalizer, "measure", interrupted)
-    config = configure(max_steps=2, num_epochs=1)
+    config = configure(max_steps=2)
     if call == 1:
         with pytest.raises(KeyboardInterrupt):
             train(config)
@@ -320,11 +320,12 @@ def test_an_interrupted_measurement(
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.parametrize("contents", slow_but(["{"], [None, "[]", "{", '{"metrics": 3}']))
+@slow
+@pytest.mark.parametrize("contents", [None, "[]", "{", '{"metrics": 3}'])
 def test_what_was_measured_before_is_only_shown(
     configure: Callable[..., DeploymentConfig], contents: str | None
 ) -> None:
-    run, _ = deploy(configure(max_steps=2, num_epochs=1))
+    run, _ = deploy(configure(max_steps=2))
     (run / "before.json").unlink()
     if contents is not None:
         (run / "before.json").write_text(contents)
@@ -334,10 +335,10 @@ def test_what_was_measured_before_is_only_shown(
 def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig],
 ) -> None:
-    settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "max_steps": 6}
+    settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99, "max_steps": 3}
     whole, _ = deploy(configure(optimizer="adamw_8bit", **settings))
     expected = weights(whole)
-    assert resume(f"{whole.name}@4", str(whole.parent)) == 0
+    assert resume(f"{whole.name}@2", str(whole.parent)) == 0
     found = weights(whole)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
@@ -378,7 +379,7 @@ def test_the_saved_model_has_the_loss_that_the_run_ended_with(
 ) -> None:
     held_out = tmp_path / "test.jsonl"
     held_out.write_text("\n".join(data_file.read_text().splitlines()[:8]))
-    config = configure(max_steps=3, num_epochs=1)
+    config = configure(max_steps=3)
     config.data.eval_path = str(held_out)
     run, _ = deploy(config)
     after = json.loads((run / "summary.json").read_text())["after"]["eval_loss"]

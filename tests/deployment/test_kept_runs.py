@@ -35,10 +35,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> 
     return tmp_path / name
 
 
-def again(accept: Collection[str] = ()) -> list[str]:
-    """The same command, in this process; what it says."""
+def again(accept: Collection[str] = (), max_steps: int | None = None) -> list[str]:
+    """The same command, in this process, or one that ends earlier; what it says."""
     lines: list[str] = []
-    TrainingDeployment(load_config("temper.yaml"), accept=accept, say=lines.append).run()
+    config = load_config("temper.yaml")
+    if max_steps is not None:
+        config.training.max_steps, accept = max_steps, [*accept, "max_steps"]
+    TrainingDeployment(config, accept=accept, say=lines.append).run()
     return lines
 
 
@@ -62,7 +65,8 @@ def is_whole(model: Path) -> bool:
 def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     [run] = runs_of(folder)
     before, step = losses(run), newest_step(run)
-    again(differing(run))  # not accepted is `data`: prepared again, it is what it was
+    # Not accepted is `data`: prepared again, it is what it was. All steps would take ten seconds.
+    again(differing(run), max_steps=len(before) + 2)
     assert runs_of(folder) == [run]
     assert losses(run)[:step] == before[:step]
     assert len(losses(run)) > len(before)

@@ -25,6 +25,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import make_progress
+from tests.slow import slow_but
 from tests.training.methods.method_runs import (
     configuration,
     in_fork,
@@ -335,7 +336,7 @@ def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_
         training.train()
 
 
-@pytest.mark.parametrize("begun_in", ["fp32", "bf16"])
+@pytest.mark.parametrize("begun_in", slow_but(["fp32"], ["fp32", "bf16"]))
 def test_a_run_keeps_the_number_format_that_a_product_has_chosen(
     begun_in: str, tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Finished means confirmed: places that are not there or go away, and runs killed at their end."""
 
+import functools
 import json
 import os
 import shutil
@@ -34,35 +35,66 @@ from tests.slow import slow_but
 Config = Callable[..., Any]
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    return folder
+def config_in(folder: Path, finish_seconds: float = 60.0) -> Any:
+    made = small_config(folder, max_steps=2, validation_frequency=None)
+    options = {"place": str(folder / "disk"), "finish_seconds": finish_seconds}
+    made.backup = made.backup.copy_with(**options)
+    return made
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `work` with the run of all tests; beside it, what lay there when the run was killed
+    at its end, and when it was `copied`."""
+    states = tmp_path_factory.mktemp("states")
+    work = states / "work"
+    (work / "disk").mkdir(parents=True)
+    kill_at_the_end(config_in(work), work)
+    shutil.copytree(work, states / "killed")
+    deploy(config_in(work))
+    end_copiers(work)
+    shutil.copytree(work, states / "copied")
+    return states
 
 
 @pytest.fixture
-def config(tmp_path: Path, disk: Path) -> Config:
+def work(states: Path) -> Iterator[Path]:
+    """The folder of the run, always the same: its record has whole paths."""
+    yield states / "work"
+    end_copiers(states / "work")
+
+
+@pytest.fixture
+def disk(work: Path) -> Path:
+    return work / "disk"
+
+
+@pytest.fixture
+def killed(states: Path, work: Path) -> Path:
+    """A run whose processes were killed when it was finished and nothing of the end was copied."""
+    return put(states / "killed", work)
+
+
+@pytest.fixture
+def copied(states: Path, work: Path) -> Path:
+    """A finished run that lies at its place, too."""
+    return put(states / "copied", work)
+
+
+def put(state: Path, work: Path) -> Path:
+    shutil.rmtree(work)
+    shutil.copytree(state, work)
+    (run,) = runs_of(work)
+    return run
+
+
+@pytest.fixture
+def config(work: Path) -> Config:
     """The same command, as it is given again and again."""
-
-    def make(finish_seconds: float = 60.0, **backup: Any) -> Any:
-        made = small_config(tmp_path, max_steps=2, validation_frequency=None)
-        options = {"place": str(disk), "finish_seconds": finish_seconds, **backup}
-        made.backup = made.backup.copy_with(**options)
-        return made
-
-    return make
+    return functools.partial(config_in, work)
 
 
-@pytest.fixture(autouse=True)
-def _no_copier_stays(tmp_path: Path) -> Iterator[None]:
-    yield
-    end_copiers(tmp_path)
-
-
-def killed_at_the_end(config: Any, tmp_path: Path) -> Path:
-    """A run whose processes are killed when it is finished and nothing of the end is copied."""
-
+def kill_at_the_end(config: Any, folder: Path) -> None:
     def train() -> None:
         run_copies.RunReplication.complete = (  # type: ignore[method-assign]
             lambda self, seconds, record: os.kill(os.getpid(), signal.SIGKILL)
@@ -71,10 +103,9 @@ def killed_at_the_end(config: Any, tmp_path: Path) -> Path:
 
     child = in_child(train)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    end_copiers(tmp_path)
-    (run,) = runs_of(tmp_path)
+    end_copiers(folder)
+    (run,) = runs_of(folder)
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-    return run
 
 
 def is_whole_at(disk: Path, run: Path) -> bool:
@@ -93,10 +124,10 @@ def is_whole_at(disk: Path, run: Path) -> bool:
 
 @pytest.mark.parametrize("how", ["train", "resume", "backup create"])
 def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_command(
-    tmp_path: Path, disk: Path, config: Config, how: str, monkeypatch: pytest.MonkeyPatch
+    killed: Path, disk: Path, config: Config, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = killed_at_the_end(config(), tmp_path)
+    run = killed
+    monkeypatch.chdir(disk.parent)
     (run / "report.html").unlink()
     assert not (disk / run.name / "final").exists()
     metrics = (run / "metrics.jsonl").read_bytes()
@@ -116,12 +147,12 @@ def test_a_run_that_was_killed_when_it_was_finished_is_copied_by_the_same_comman
 
 
 def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
-    tmp_path: Path, disk: Path, config: Config
+    killed: Path, tmp_path: Path, disk: Path, config: Config
 ) -> None:
-    run = killed_at_the_end(config(), tmp_path)
+    run = killed
     away = disk.rename(tmp_path / "away")
     disk.mkdir()  # what is left of a mount
-    summary = TrainingDeployment(config(5.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
+    summary = TrainingDeployment(config(2.0), say=(lines := []).append).run()  # type: ignore[var-annotated]
     assert exit_code_of_training(summary) == ExitCode.NOT_CONFIRMED
     assert lines[-1].startswith(f"backup.finished_run_not_confirmed(run={run.name}, ")
     assert f"backup.not_the_runs_destination(run={run.name}, " in lines[-1]
@@ -134,9 +165,9 @@ def test_a_place_that_is_away_at_the_end_is_reported_loudly_until_it_is_back(
 
 
 def test_a_file_of_the_copy_that_was_changed_is_not_taken_for_confirmed(
-    disk: Path, config: Config
+    copied: Path, disk: Path, config: Config
 ) -> None:
-    run, _ = deploy(config())
+    run = copied
     model = disk / run.name / "final/model.safetensors"
     data = bytearray(model.read_bytes())
     data[-1] ^= 1
@@ -149,11 +180,10 @@ def test_a_file_of_the_copy_that_was_changed_is_not_taken_for_confirmed(
 
 
 def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
-    tmp_path: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+    copied: Path, work: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = deploy(config())
+    run = copied
     weights = file_sha256(run / "final/model.safetensors")
-    end_copiers(tmp_path)
     shutil.rmtree(run)
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDeployment, "resume", None)
@@ -162,7 +192,7 @@ def test_a_finished_run_that_lies_at_the_place_alone_is_not_trained_again(
     assert f"run.finished_at_destination(url={disk / run.name}/final)" in lines
     assert file_sha256(run / "final/model.safetensors") == weights
     assert (run / "report.html").is_file()
-    end_copiers(tmp_path)
+    end_copiers(work)
     shutil.rmtree(run)
     (disk / run.name / "final/SHA256SUMS").unlink()  # killed before the copy's last byte
     _, lines = deploy(config())
@@ -194,28 +224,28 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_found_before_the_first_step(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, problem: OSError, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: OSError, words: str
 ) -> None:
     def refuse(self: RunBackup) -> None:
         raise problem
 
     monkeypatch.setattr(RunBackup, "_contact", refuse)
+    (tmp_path / "disk").mkdir()
     with pytest.raises(Exception, match=words):
-        deploy(config())
+        deploy(config_in(tmp_path))
     assert runs_of(tmp_path) == []
 
 
 def test_a_resumed_run_notices_that_its_place_is_another_one(
-    tmp_path: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+    copied: Path, tmp_path: Path, disk: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = deploy(config())
-    end_copiers(tmp_path)
+    run = copied
     (run / "summary.json").unlink()  # as if it were not finished
     disk.rename(tmp_path / "away")
     disk.mkdir()
     with pytest.raises(Exception, match=r"backup\.folder_without_marker"):
         deploy(config())
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(disk.parent)
     named = ["backup", "create", run.name, "--place", str(disk)]
     assert main(named) == ExitCode.DONE, "a person has named it: from here on this is the place"
     assert deploy(config())[0] == run
@@ -236,9 +266,9 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_the_wait_for_a_place_that_went_away(
-    tmp_path: Path, disk: Path, config: Config, number: signal.Signals
+    killed: Path, tmp_path: Path, disk: Path, number: signal.Signals
 ) -> None:
-    run = killed_at_the_end(config(), tmp_path)
+    run = killed
     disk.rename(tmp_path / "away")
     disk.mkdir()
     process = start_temper(*("resume", str(run), "--backup-finish-seconds", "600"), folder=tmp_path)

@@ -233,7 +233,7 @@ class InStages(temper.StandardTrainingStrategy):
 
 def test_a_part_that_declares_its_settings_has_them(elsewhere: Path, errors: Errors) -> None:
     (elsewhere / "declaring.py").write_text(DECLARING)
-    settings = small_settings(elsewhere, strategy="declaring:InStages", max_steps=2)
+    settings = small_settings(elsewhere, strategy="declaring:InStages", max_steps=1)
     write_settings(elsewhere, settings)
     train = ("train", "--config", "temper.yaml")
     slip = errors(*train, "--settings", '{"stagse": 3}', code=ExitCode.WRONG_INPUT)
@@ -250,12 +250,12 @@ def test_a_part_that_declares_its_settings_has_them(elsewhere: Path, errors: Err
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
-    """A run of three steps with a strategy of its folder."""
+    """A run of two steps with a strategy of its folder."""
     folder = tmp_path / "first"
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS)
     with in_folder(folder):
-        config = DeploymentConfig(**small_settings(folder, strategy="turns:InTurns", max_steps=3))
+        config = DeploymentConfig(**small_settings(folder, strategy="turns:InTurns", max_steps=2))
         TrainingDeployment(config, say=lambda _: None).run()
         sys.modules.pop("turns", None)
     [run] = runs_of(folder)
@@ -276,7 +276,7 @@ def test_going_on_from_another_folder_takes_the_part_from_where_it_was(
 ) -> None:
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
-        assert main(["resume", f"{stopped}@2"]) == ExitCode.DONE, capsys.readouterr().err
+        assert main(["resume", f"{stopped}@1"]) == ExitCode.DONE, capsys.readouterr().err
         sys.modules.pop("turns", None)
     file = stopped.parents[1] / "turns.py"
     taken = f"note: config.plugin_taken_from_original_file(address=turns:InTurns, file={file}"
@@ -297,6 +297,6 @@ def test_going_on_without_the_part_names_the_file(
     change(file)
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
-        output = errors("resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
+        output = errors("resume", f"{stopped}@1", code=ExitCode.WRONG_INPUT)
     lost = f"config.plugin_file_lost(file={file}, key=training.strategy, name=turns:InTurns, "
     assert output.startswith(f"temper: {lost}problem={sentence}(")

@@ -455,18 +455,18 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
 ) -> None:
     measured = {("bf16", 1): 2.0, ("fp32", 1): 1.0}
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
-    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 2)
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
     monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
     monkeypatch.setenv(THREADS_VARIABLE, "1")
-    path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path, deadline="0.001s", max_steps=2))
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     assert record["decided"]["training.mixed_precision"]["value"] == "fp32"
     choice = "training.compute_choice_measured(chosen=training.mixed_precision=fp32, "
     assert any(line.startswith(choice) for line in lines)
     measured["bf16", 1] = 0.1  # now it would be the other one
-    again, lines = deploy(small_config(tmp_path, num_epochs=1))
+    again, lines = deploy(small_config(tmp_path, max_steps=2))
     assert again == path
     assert any(is_model_line(line, "fp32") for line in lines)
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
@@ -500,19 +500,19 @@ def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
     monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(product_choice, "product_seconds", lambda: dict(seconds))
-    path, lines = deploy(verbose(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
+    path, lines = deploy(verbose(tmp_path / "fp32", deadline="0.001s", max_steps=2))
     record = json.loads((path / "run.json").read_text())
     assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"
     assert any("mixed_precision" in line and "fp32" in line for line in lines)
     assert any(is_model_line(line, "fp32") for line in lines)
     seconds["fp32"] = 3.0  # now it would be the other one
-    assert deploy(small_config(tmp_path / "fp32", num_epochs=1))[0] == path
+    assert deploy(small_config(tmp_path / "fp32", max_steps=2))[0] == path
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
     assert set(probed) == {"fp32"}
     probed.clear()
-    path, _ = deploy(small_config(tmp_path / "bf16", deadline="0.001s", num_epochs=1))
+    path, _ = deploy(small_config(tmp_path / "bf16", deadline="0.001s", max_steps=2))
     seconds["fp32"] = 1.0
-    assert deploy(small_config(tmp_path / "bf16", num_epochs=1))[0] == path
+    assert deploy(small_config(tmp_path / "bf16", max_steps=2))[0] == path
     record = json.loads((path / "run.json").read_text())
     assert record["precision"] == "bf16"
     assert "training.mixed_precision" not in record["decided"]
@@ -525,19 +525,19 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
 ) -> None:
     measured = {("fp32", 2): 1.0, ("fp32", 1): 0.4}
     monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
-    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 2)
     monkeypatch.setattr(compute_choice, "LONG_SECONDS", math.inf)  # on a busy machine, too
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     with threads_restored():
         torch.set_num_threads(2)
-        path, lines = deploy(verbose(tmp_path, deadline="0.001s", num_epochs=1))
+        path, lines = deploy(verbose(tmp_path, deadline="0.001s", max_steps=2))
         record = json.loads((path / "run.json").read_text())
         assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
         choice = "training.compute_choice_measured(chosen=training.cpu_threads(count=1, most=2), "
         assert any(line.startswith(choice) for line in lines)
         assert torch.get_num_threads() == 2
-        again, _ = deploy(small_config(tmp_path, num_epochs=1))
+        again, _ = deploy(small_config(tmp_path, max_steps=2))
         assert (again, torch.get_num_threads()) == (path, 2)
     versions = CheckpointManager(path / "checkpoints").checkpoints()
     assert {load_values(version).values["identity"]["num_threads"] for version in versions} == {1}

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
-from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.directory import RunDirectory
-from tests.deployment.runs import deploy, small_config, small_settings
+from tests.deployment.runs import deploy, small_config
 
 
 def suggested(run: Path, before: float | None, after: float | None, **more: Any) -> str:
@@ -28,7 +27,7 @@ def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None
             json.dumps({"prompt": f"Is {n} so?", "completion": answer}) for n in range(24)
         )
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines_of_rows))
-    config = small_config(tmp_path, validation_frequency=2, learning_rate=0.01, num_epochs=8)
+    config = small_config(tmp_path, validation_frequency=4, learning_rate=0.02, num_epochs=4)
     config.data.eval_path = str(tmp_path / "held_out.jsonl")
     run, lines = deploy(config)
     [line] = [line for line in lines if "run.advice_earlier_step_better" in line]
@@ -78,10 +77,6 @@ def test_more_of_the_same_is_no_advice_where_a_lora_freezes_new_weights(tmp_path
     for after, num_steps in ((2.0, 12), (3.99, 100)):
         line = suggested(tmp_path, 4.0, after, num_steps=num_steps, freezes_new_weights=True)
         assert line.endswith(advice)
-    settings = small_settings(tmp_path, max_steps=8)
-    settings["model"]["lora_config"] = {"r": 2}
-    _, lines = deploy(DeploymentConfig(**settings))
-    assert lines[-1].endswith(advice)
 
 
 def test_a_short_training_without_a_right_answer_is_named(tmp_path: Path) -> None:
