@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.data.trl_masks import (
     tokenizer_for,
     training_templates,
 )
+from tests.slow import slow_but
 from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 
 TEXT = [{"text": f"The number {n} reversed is {str(n)[::-1]}."} for n in range(100, 140)]
@@ -115,17 +117,28 @@ def test_one_example_is_checked_like_several(
     assert texts == {apart, alike}
 
 
-@pytest.mark.parametrize("model", ["template", "plain"])
-@pytest.mark.parametrize("rows", [None, TEXT, CHAT], ids=["pairs", "text", "chat"])
+ROWS: dict[str, Any] = {"pairs": None, "text": TEXT, "chat": CHAT}
+WAYS: dict[str, dict[str, Any]] = {
+    "held out": {},
+    "nothing held out": {"validation_split": 0},
+    "all learnt": {"train_on": "all"},
+    "streaming": {"streaming": True},
+    "last answer": LAST,
+}
+EACH_ONCE = [  # the others are slow tests
+    *(("template", "chat", "held out"), ("plain", "text", "nothing held out")),
+    *(("plain", "chat", "all learnt"), ("template", "pairs", "streaming")),
+    ("template", "chat", "last answer"),
+]
+
+
 @pytest.mark.parametrize(
-    "data",
-    [{}, {"validation_split": 0}, {"train_on": "all"}, {"streaming": True}, LAST],
-    ids=["held out", "nothing held out", "all learnt", "streaming", "last answer"],
+    ("model", "rows", "way"),
+    slow_but(EACH_ONCE, [*product(("template", "plain"), ROWS, WAYS)]),
 )
-def test_good_data_passes(
-    folder: Path, tmp_path: Path, model: str, rows: Any, data: dict[str, Any]
-) -> None:
-    results = found(subject(folder, tmp_path, model, rows, **data))
+def test_good_data_passes(folder: Path, tmp_path: Path, model: str, rows: str, way: str) -> None:
+    data = WAYS[way]
+    results = found(subject(folder, tmp_path, model, ROWS[rows], **data))
     assert {name: r.status for name, r in results.items()} == {
         "labels": "pass",
         "end of answers": "pass",
@@ -271,15 +284,13 @@ def with_the_next_token(given: Any) -> Any:
     return write
 
 
-@pytest.mark.parametrize("rows", [None, CHAT], ids=["pairs", "chat"])
 def test_a_token_after_the_end_of_an_answer_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the embedded model, whose template marks the ends of answers itself."""
     settings = settings_of(tmp_path, {"name": "embedded"})
     settings["data"] |= {"max_length": 128}
-    if rows is not None:
-        Path(settings["data"]["path"]).write_text("\n".join(map(json.dumps, rows)))
+    Path(settings["data"]["path"]).write_text("\n".join(map(json.dumps, CHAT)))
     trainer = trainer_of(DeploymentConfig(**settings))
     healthy = check_answers(Subject(trainer))
     assert healthy.status == "pass", healthy
@@ -292,17 +303,22 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
 
 
 @needs_templates
-@pytest.mark.parametrize("data", [{}, LAST], ids=["answers", "last answer"])
-@pytest.mark.parametrize("rows", [CHAT, TOOLS], ids=["chat", "tools"])
-def test_a_model_whose_template_writes_history_anew(
-    tmp_path: Path, rows: list[dict[str, Any]], data: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(
+    ("rows", "way"),
+    slow_but(
+        [("chat", "held out"), ("tools", "last answer")],
+        [*product(("chat", "tools"), ("held out", "last answer"))],
+    ),
+)
+def test_a_model_whose_template_writes_history_anew(tmp_path: Path, rows: str, way: str) -> None:
     """Qwen3 as it is: trained with TRL's template, or only on last answers; asked with its own."""
     tokenizer = tokenizer_for(model_template("qwen3"))
     sizes = {**MODELS["qwen3"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 1024}
     Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    given = subject(tmp_path, tmp_path, "model", rows, **{"max_length": 1024, **data})
+    data = WAYS[way]
+    conversations = {"chat": CHAT, "tools": TOOLS}[rows]
+    given = subject(tmp_path, tmp_path, "model", conversations, **{"max_length": 1024, **data})
     results = found(given)
     if data:  # no history is written anew for what is learnt, so that all prompts are compared
         assert results["prompts"].numbers["num_prompts"] >= 2
@@ -314,7 +330,12 @@ def test_a_model_whose_template_writes_history_anew(
     }, results
 
 
-@pytest.mark.parametrize("family", training_templates())
+FEW_FAMILIES = ("glm4moe", "gptoss", "llama3", "phi3_5", "qwen3_8")
+
+
+@pytest.mark.parametrize(
+    "family", slow_but({*FEW_FAMILIES} & {*training_templates()}, training_templates())
+)
 def test_every_template_of_trl_is_healthy_and_its_defect_is_seen(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

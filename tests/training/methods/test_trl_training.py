@@ -91,22 +91,28 @@ def test_a_killed_training_goes_on_to_the_same_bits(
 ) -> None:
     """In a later epoch, which TRL's own sampler of prompts would begin as the first."""
     more: dict[str, Any] = {"training": {"checkpoint_frequency": 1}}
+    num_steps = 8
     if method in ("dpo", "grpo"):
         more["model"] = {"name": str(saved_llama), **LORA}
-    if method in ("grpo", "rloo"):  # six prompts in each step
-        more["training"] |= {"batch_size": 8, "gradient_accumulation": 3}
+    if method in ("grpo", "rloo"):  # six prompts in each step, two steps in an epoch
+        num_steps = 4
+        more["training"] |= {"batch_size": 8, "gradient_accumulation": 3, "max_steps": num_steps}
+        more["training"] |= {"max_completion_length": 4}
     calm, disturbed = (
         configuration(method, begin_anew(tmp_path / name), saved_llama, teacher, **more)
         for name in ("calm", "disturbed")
     )
+    if method in ("grpo", "rloo"):
+        for config in (calm, disturbed):
+            write_rows(Path(str(config.data.path)), rows_of("prompts", 13))
     assert in_fork(lambda: train(calm)) == 0
-    assert killed_at(7, lambda: train(disturbed)) == signal.SIGKILL
+    assert killed_at(num_steps - 1, lambda: train(disturbed)) == signal.SIGKILL
     assert in_fork(lambda: train(disturbed)) == 0
     paths = [run_folder(config) for config in (calm, disturbed)]
     ours, theirs = (trained_weights(path / "final") for path in paths)
     assert torch.equal(ours, theirs)
     assert _evaluated_steps(paths[1]) == _evaluated_steps(paths[0])  # not again where it goes on
-    _check_run(paths[1], method)
+    _check_run(paths[1], method, num_steps)
 
 
 def _evaluated_steps(path: Path) -> list[int]:
@@ -115,47 +121,21 @@ def _evaluated_steps(path: Path) -> list[int]:
     return [record["step"] for record in records if "eval_loss" in record]
 
 
-def _check_run(path: Path, method: str) -> None:
+def _check_run(path: Path, method: str, num_steps: int) -> None:
     """Same run directory, report and summary as any."""
     summary = read_summary(RunDirectory(path))
-    assert (summary["status"], summary["steps"]) == ("finished", 8)
+    assert (summary["status"], summary["steps"]) == ("finished", num_steps)
     assert "eval_loss" in summary["before"]
     assert "eval_loss" in (summary["after"] or {})
     assert not [key for key in summary["after"] or {} if "/" in name_of(key).title]
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in records if "loss" in r] == list(range(1, 9))
+    assert [r["step"] for r in records if "loss" in r] == list(range(1, num_steps + 1))
     assert RunDirectory(path).read_configuration().training.method == method
     view = read_view(path)
     assert method in view["title"].lower()
     assert view["config"]["training.method"][0] == method
     for name in ("report.html", "tokenizer", "quarantine.jsonl", "checkpoints"):
         assert (path / name).exists(), name
-
-
-def test_a_stopped_training_is_stopped_and_a_finished_one_not_trained_again(
-    tmp_path: Path, saved_llama: Path
-) -> None:
-    config = configuration("dpo", tmp_path, saved_llama, training={"max_steps": 300})
-
-    def stopped() -> None:
-        before = TrainerEvents.micro_batch_done
-
-        def signalled(events: TrainerEvents) -> None:
-            before(events)
-            if events.state.step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        TrainerEvents.micro_batch_done = signalled  # type: ignore[method-assign]
-        assert train(config)["status"] == "stopped"
-
-    assert in_fork(stopped) == 0
-    summary = read_summary(RunDirectory(run_folder(config)))
-    assert (summary["status"], summary["signal"]) == ("stopped", "SIGTERM")
-    short = configuration("dpo", tmp_path / "b", saved_llama, training={"max_steps": 2})
-    assert in_fork(lambda: train(short)) == 0
-    final = (run_folder(short) / "final/model.safetensors").stat().st_mtime_ns
-    assert in_fork(lambda: train(short)) == 0
-    assert (run_folder(short) / "final/model.safetensors").stat().st_mtime_ns == final
 
 
 def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) -> None:
@@ -248,11 +228,13 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
             torch.nn.init.normal_(parameter, std=0.05)
     model.save_pretrained(tmp_path / "lora")
     calm, disturbed = (
-        configuration("dpo", begin_anew(tmp_path / name), tmp_path / "lora")
+        configuration(
+            "dpo", begin_anew(tmp_path / name), tmp_path / "lora", training={"max_steps": 4}
+        )
         for name in ("calm", "disturbed")
     )
     assert in_fork(lambda: train(calm)) == 0
-    assert killed_at(5, lambda: train(disturbed)) == signal.SIGKILL
+    assert killed_at(3, lambda: train(disturbed)) == signal.SIGKILL
     assert in_fork(lambda: train(disturbed)) == 0
     finals = [run_folder(config) / "final" for config in (calm, disturbed)]
     assert torch.equal(*map(trained_weights, finals))
@@ -271,26 +253,31 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     assert in_fork(refused) == 0
 
 
-def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llama: Path) -> None:
-    """The same command, where nothing but the place is left."""
-    more: dict[str, Any] = {"backup": {"place": str(tmp_path / "place")}}
-    calm = configuration("kto", tmp_path / "calm", saved_llama)
-    here = configuration("kto", tmp_path / "here", saved_llama, **more)
+def test_a_stopped_one_goes_on_on_another_machine_and_a_finished_one_is_not_trained_again(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    """By the same command; on the other machine nothing but the place is left."""
+    calm, here = (
+        configuration("kto", tmp_path / name, saved_llama, training={"max_steps": 4}, **more)
+        for name, more in (("calm", {}), ("here", {"backup": {"place": str(tmp_path / "place")}}))
+    )
     assert in_fork(lambda: train(calm)) == 0
 
     def stopped() -> None:
-        before = TrainerEvents.step_ends
+        before = TrainerEvents.micro_batch_done
 
-        def ends(events: TrainerEvents, control: Any) -> None:
-            if events.state.step == 4:
+        def signalled(events: TrainerEvents) -> None:
+            before(events)
+            if events.state.step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
-            before(events, control)
 
-        TrainerEvents.step_ends = ends  # type: ignore[method-assign]
+        TrainerEvents.micro_batch_done = signalled  # type: ignore[method-assign]
         assert train(here)["status"] == "stopped"
 
     assert in_fork(stopped) == 0
     name = run_folder(here).name
+    summary = read_summary(RunDirectory(run_folder(here)))
+    assert (summary["status"], summary["signal"]) == ("stopped", "SIGTERM")
     shutil.rmtree(here.output_dir)
     assert in_fork(lambda: train(here)) == 0
     final = run_folder(here) / "final"
@@ -299,6 +286,9 @@ def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llam
     summary = read_summary(RunDirectory(final.parent))
     assert "problem" not in summary["backup"]
     assert "eval_loss" in (summary["after"] or {})
+    trained_at = (final / "model.safetensors").stat().st_mtime_ns
+    assert in_fork(lambda: train(here)) == 0
+    assert (final / "model.safetensors").stat().st_mtime_ns == trained_at
 
 
 @pytest.mark.parametrize("method", ["dpo", "reward"])

@@ -1,6 +1,8 @@
 """An accepted change takes effect, and the training still ends where it should."""
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,19 +88,33 @@ class Training:
         return self
 
 
-@pytest.fixture
-def begun(saved_llama: Path, tmp_path: Path) -> Path:
-    training = Training(saved_llama, tmp_path)
+@pytest.fixture(scope="module")
+def finished(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
+    folder = tmp_path_factory.mktemp("finished")
+    training = Training(saved_llama, folder)
     training.trainer.train()
     assert len(training.steps.rates) == 9
-    return tmp_path
+    return folder, training.steps
 
 
-def test_another_learning_rate_holds_from_the_next_step_on(begun: Path, saved_llama: Path) -> None:
-    undisturbed = Training(saved_llama, begun).go_on(begun, 4, []).steps.rates
-    faster = Training(saved_llama, begun, learning_rate=2e-3)
-    faster.go_on(begun, 4, ["learning_rate"])
-    assert faster.steps.rates == pytest.approx([2 * rate for rate in undisturbed])
+@pytest.fixture
+def begun(finished: tuple[Path, Steps], tmp_path: Path) -> Iterator[Path]:
+    """A training that each test goes on with in its own way, always in the same place."""
+    folder, _ = finished
+    shutil.copytree(folder, tmp_path / "kept")
+    yield folder
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "kept", folder)
+
+
+def test_another_rate_and_decay_hold_from_the_next_step_on(
+    begun: Path, saved_llama: Path, finished: tuple[Path, Steps]
+) -> None:
+    faster = Training(saved_llama, begun, learning_rate=2e-3, weight_decay=0.5)
+    faster.go_on(begun, 4, ["learning_rate", "weight_decay"])
+    assert faster.steps.rates == pytest.approx([2 * rate for rate in finished[1].rates[4:]])
+    group = faster.trainer.prepare().loop.optimizer_step.optimizer.param_groups[0]
+    assert group["weight_decay"] == 0.5
 
 
 def test_the_change_lives_on_in_the_checkpoints_after_it(begun: Path, saved_llama: Path) -> None:
@@ -110,13 +126,6 @@ def test_the_change_lives_on_in_the_checkpoints_after_it(begun: Path, saved_llam
         match=r"run\.changed_since_checkpoint\(changes=.*learning_rate.*0\.002.*0\.001",
     ):
         Training(saved_llama, begun).go_on(begun, 6, [])
-
-
-def test_another_decay_holds_too(begun: Path, saved_llama: Path) -> None:
-    changed = Training(saved_llama, begun, weight_decay=0.5)
-    changed.go_on(begun, 4, ["weight_decay"])
-    group = changed.trainer.prepare().loop.optimizer_step.optimizer.param_groups[0]
-    assert group["weight_decay"] == 0.5
 
 
 def test_with_other_data_the_epoch_begins_again_and_all_of_it_is_seen(

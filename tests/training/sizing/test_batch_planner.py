@@ -16,11 +16,17 @@ from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from tests.slow import slow
 from tests.training.small_runs import small_trainer, write_rows
 
-NUM_ROWS = 3000
+NUM_ROWS = 1000  # enough for many sizes
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    write_rows(tmp_path, 50)
+    return tmp_path
+
+
+@pytest.fixture
+def large_folder(tmp_path: Path) -> Path:
     write_rows(tmp_path, NUM_ROWS)
     return tmp_path
 
@@ -29,8 +35,8 @@ def auto(model: Path, folder: Path, **settings: Any) -> EnhancedTrainer:
     return small_trainer(model, folder, batch_size="auto", **settings)
 
 
-def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path) -> None:
-    trainer = auto(saved_llama, folder)
+def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, large_folder: Path) -> None:
+    trainer = auto(saved_llama, large_folder)
     loop = trainer.prepare().loop
     plan = trainer.batch_plan()
     # Which size is the fastest depends on what else the machine does: the marked one is taken.
@@ -42,7 +48,8 @@ def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path)
 
 
 @slow
-def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, folder: Path) -> None:
+def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, large_folder: Path) -> None:
+    folder = large_folder
     measured = auto(saved_llama, folder)
     state = measured.train()
     plan = measured.batch_plan()
@@ -77,7 +84,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_a_training_takes_no_size_that_was_measured_of_another(
     saved_llama: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each finds its own again; none is that of a training that needs another amount of memory."""
+    """None finds that of a training that needs another amount of memory; each finds its own."""
     searched: list[int] = []
 
     def search(*_: object) -> BatchChoice:
@@ -92,14 +99,15 @@ def test_a_training_takes_no_size_that_was_measured_of_another(
     for settings in ({}, *OTHERS.values()):
         size = auto(saved_llama, folder, **settings).batch_plan().micro_batch_size
         assert size == len(searched), settings
-    for size, settings in enumerate(({}, *OTHERS.values()), start=1):
+    found_again = [(1, {}), (1 + len(OTHERS), OTHERS["larger units"])]
+    for size, settings in found_again:
         assert auto(saved_llama, folder, **settings).batch_plan().micro_batch_size == size
     assert len(searched) == 1 + len(OTHERS)
 
 
 @slow
-def test_a_budget_that_holds_only_a_few_rows_is_kept(saved_llama: Path, folder: Path) -> None:
-    fit = auto(saved_llama, folder).cost_measurement()
+def test_a_budget_that_holds_only_a_few_rows_is_kept(saved_llama: Path, large_folder: Path) -> None:
+    fit = auto(saved_llama, large_folder).cost_measurement()
     limit = resident_bytes() + (40 << 20)
     fit.budget = MemoryBudget(cpu_limit=str(limit))
     choice = fit.search(256, lambda size: 1)
