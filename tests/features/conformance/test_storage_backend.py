@@ -32,6 +32,7 @@ from infrastructure.features.conformance.storage_backend import (
 )
 from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.features.conformance.planted import failure, without_defect
+from tests.slow import slow
 
 
 class TestFolder(StorageBackendSuite):
@@ -45,10 +46,18 @@ class TestDrive(StorageBackendSuite):
     def open(self, folder: Path) -> Place:
         return DrivePlace(folder / "backups", drive_id=lambda path: "1xYz")
 
+    @slow  # the folder above and the two on the Hub are quick
+    def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
+        super().test_another_process_sees_what_was_written(tmp_path)
+
 
 class TestFsspec(StorageBackendSuite):
     def open(self, folder: Path) -> Place:
         return FsspecPlace(f"file://{folder}/backups")
+
+    @slow  # the folder above and the two on the Hub are quick
+    def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
+        super().test_another_process_sees_what_was_written(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

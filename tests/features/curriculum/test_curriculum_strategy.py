@@ -1,5 +1,6 @@
 """A phase for each stage, and what every strategy must do."""
 
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ from infrastructure.features.conformance.strategy import TrainingStrategySuite
 from infrastructure.features.curriculum.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from tests.slow import slow
 
 
 class TestCurriculum(TrainingStrategySuite):
@@ -17,6 +19,10 @@ class TestCurriculum(TrainingStrategySuite):
 
     def make(self, config: TrainingConfig) -> TrainingStrategy:
         return CurriculumStrategy(config)
+
+    @slow  # test_curriculum_extension.py resumes in any stage
+    def test_a_training_that_goes_on_gives_the_same_bits(self, tmp_path: Path) -> None:
+        super().test_a_training_that_goes_on_gives_the_same_bits(tmp_path)
 
 
 def test_a_phase_for_each_stage() -> None:

@@ -12,7 +12,7 @@ from infrastructure.core.messages import WORDS
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest
-from infrastructure.features.export_graphs.graph_formats import OnnxFormat
+from infrastructure.features.export_graphs.graph_formats import OnnxFormat, TorchExportFormat
 from infrastructure.run.directory import RunDirectory
 from tests.deployment.exports import facts_of, run_card, trained_lora
 from tests.slow import slow
@@ -23,11 +23,53 @@ def lora(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDire
     return trained_lora(tmp_path_factory.mktemp("lora"), saved_llama)
 
 
+@slow  # with a stand-in below
 def test_a_program_of_torch_is_read_back(
     lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(lora, "torch-export", "torch", tmp_path, monkeypatch)
     assert (tmp_path / "out" / "model.pt2").is_file()
+
+
+def test_a_program_of_torch_is_written_and_read_with_these_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing, which takes seconds, is left out."""
+    traced: dict[str, Any] = {}
+
+    def trace(model: torch.nn.Module, **given: Any) -> str:
+        traced.update(given, model=model)
+        return "traced"
+
+    def load(path: Path) -> Any:
+        assert path.read_text() == "traced"
+        return SimpleNamespace(module=lambda: lambda ids: ids[..., None].half().requires_grad_())
+
+    monkeypatch.setattr(torch.export, "export", trace)
+    monkeypatch.setattr(torch.export, "save", lambda program, path: path.write_text(program))
+    monkeypatch.setattr(torch.export, "load", load)
+    saved: list[Path] = []
+    model = torch.nn.Identity()
+    work: Any = SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(vocab_size=10)),
+        as_function=lambda: model,
+        save_beside=saved.append,
+        prompts_in=lambda folder: [folder],
+    )
+    [reading] = TorchExportFormat().write(work, tmp_path)
+    logits = reading.logits(torch.tensor([[3, 4]]))
+    assert (logits.dtype, logits.tolist(), logits.requires_grad) == (
+        *(torch.float32, [[3.0], [4.0]], False),
+    )
+    assert (reading.by, reading.prompts, saved) == ("torch", [tmp_path], [tmp_path])
+    assert (tmp_path / "model.pt2").is_file()
+    assert 'torch.export.load("model.pt2")' in TorchExportFormat.usage
+    [ids], [sizes] = traced.pop("args"), traced.pop("dynamic_shapes")
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 0, 1, 2, 3, 4, 5]]
+    assert {axis: (one.__name__, one.min) for axis, one in sizes.items()} == {
+        **{0: ("batch", 0), 1: ("length", 2)}
+    }
+    assert traced == {"model": model}
 
 
 def test_onnx_is_written_and_read_with_these_names_and_sizes(

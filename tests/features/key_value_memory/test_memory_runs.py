@@ -1,5 +1,6 @@
 """Whole runs with a memory: killed and continued, measured, asked, exported, trained on."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.deployment.runs import (
     small_settings,
     start_temper,
     when_saved,
+    write_rows,
     write_settings,
 )
 
@@ -51,10 +53,14 @@ def test_a_killed_run_ends_with_the_same_files(finished: Path, tmp_path: Path) -
 
 
 def test_it_answers_and_is_measured_with_its_memory(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the results of `eval` are written below
     assert main(["ask", str(finished), "Reverse 101", "--max-tokens", "3"]) == 0
-    rows = str(finished.parents[1] / "rows.jsonl")
+    rows = str(write_rows(tmp_path / "rows.jsonl", 100, 103))
     plain = tmp_path / "plain"
     plain.mkdir()
     for file in (finished / "final").iterdir():
@@ -65,7 +71,7 @@ def test_it_answers_and_is_measured_with_its_memory(
         capsys.readouterr()
         cache = ["--cache-directory", str(tmp_path / "cache")]
         assert main(["eval", str(model), rows, "--json", "--max-tokens", "2", *cache]) == 0
-        losses.append(capsys.readouterr().out)
+        losses.append(json.loads(capsys.readouterr().out)["metrics"]["eval_loss"])
     assert losses[0] != losses[1]
 
 

@@ -18,6 +18,7 @@ from infrastructure.models.model_manager import load_saved
 from infrastructure.models.saved_model import SourceKind
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from tests.slow import slow_but
 from tests.training.small_runs import trainer_of_three_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
@@ -35,7 +36,7 @@ def trainer_of(model: Path, folder: Path, kind: str, run: Path | None = None) ->
     return trainer_of_three_steps(rounded, folder, 1e-3, run)
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8_int4"])
+@pytest.mark.parametrize("kind", slow_but(["int8_int4"], ["int4", "int8_int4"]))
 def test_what_is_trained_is_what_is_written_rounded(
     saved_llama: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_large_problem_is_answered_within_its_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "large.bqm"
-    with random_model(1000, 0).to_file() as written:
+    with random_model(400, 0).to_file() as written:
         path.write_bytes(written.read())
     assert main(["quantum", "solve", str(path), "--quantum-timeout", "0.5"]) == 0
     assert ", and " in capsys.readouterr().out

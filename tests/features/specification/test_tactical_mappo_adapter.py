@@ -26,6 +26,7 @@ from infrastructure.features.specification.tactical_mappo_adapter import (
 )
 from infrastructure.models.model_manager import load_saved
 from infrastructure.training.model_adapters import adapter_name
+from tests.slow import slow
 
 CPU = torch.device("cpu")
 
@@ -49,6 +50,7 @@ def evaluate(adapter: TacticalMappoAdapter, source: EnvironmentSeeds) -> float:
     return loss_sum / num_items
 
 
+@slow  # the loss, its gradient and the metrics are computed by hand below
 def test_training_makes_the_team_ten_times_better_than_chance(
     adapter: TacticalMappoAdapter,
 ) -> None:

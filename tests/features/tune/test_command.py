@@ -22,6 +22,7 @@ def test_the_fastest_settings_are_measured_and_printed(
     settings = small_settings(tmp_path, mixed_precision="fp32", compile_mode=None)
     del settings["training"]["batch_size"], settings["data"]["num_workers"]
     settings["training"]["gradient_checkpointing"] = False
+    settings["data"]["prefetch_factor"] = 2
     (tmp_path / "c.yaml").write_text(json.dumps(settings))
     assert main(["tune", "--config", str(tmp_path / "c.yaml"), "--json"]) == ExitCode.DONE
     out, err = capsys.readouterr()

@@ -22,7 +22,6 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from tests.features.key_value_memory.test_extension import Poison
 from tests.slow import slow
 from tests.training.model_adapters.test_multimodal_adapter import (
-    Kill,
     exchanged,
     held_out_of,
     loss_of,
@@ -44,6 +43,17 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     folder = tmp_path_factory.mktemp("parts")
     text, tower = save_text_model(folder / "text"), save_tower(folder / "tower")
     return text, tower, write_colours(folder / "rows")
+
+
+class Kill(Observer):
+    """Ends the process at a step, as a machine that is switched off."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Rates(Observer):
@@ -193,13 +203,13 @@ def test_a_lora_after_the_projector(parts: tuple[Path, Path, Path], tmp_path: Pa
 
 def test_another_tower_is_another_training(parts: tuple[Path, Path, Path], tmp_path: Path) -> None:
     tower = Path(shutil.copytree(parts[1], tmp_path / "tower"))
-    trainer_of((parts[0], tower, parts[2]), tmp_path, max_steps=8).train()
+    trainer_of((parts[0], tower, parts[2]), tmp_path, max_steps=4).train()
     moved = Path(shutil.copytree(tower, tmp_path / "moved"))
-    again = trainer_of((parts[0], moved, parts[2]), tmp_path, max_steps=8)
+    again = trainer_of((parts[0], moved, parts[2]), tmp_path, max_steps=4)
     saved = CheckpointManager(tmp_path / "checkpoints", Retention(9)).checkpoints()[-1]
     assert [str(one.verdict) for one in again.restore(saved)] == ["harmless"]
     save_tower(moved, initializer_range=0.05)
-    again = trainer_of((parts[0], moved, parts[2]), tmp_path, max_steps=8)
+    again = trainer_of((parts[0], moved, parts[2]), tmp_path, max_steps=4)
     with pytest.raises(CheckpointError, match=r"base_model"):
         again.restore(saved)
 

@@ -28,6 +28,7 @@ from infrastructure.models.model_manager import LoadedModel, ModelManager
 from infrastructure.models.saved_model import SourceKind
 from infrastructure.models.saving import save_model
 from infrastructure.models.transformers_backend import LoadOptions
+from tests.slow import slow_but
 from tests.training.seeing_models import (
     TEXT,
     picture,
@@ -69,8 +70,11 @@ def saved_and_loaded(manager: ModelManager, made: LoadedModel, folder: Path) -> 
         torch.testing.assert_close(made.model.eval()(**given).logits, again(**given).logits)
 
 
+KINDS = [("clip", 1), ("clip of both", 1), ("siglip", 0), ("vit", 1), ("dinov2", 5)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "extra"), [("clip", 1), ("clip of both", 1), ("siglip", 0), ("vit", 1), ("dinov2", 5)]
+    ("kind", "extra"), slow_but([("clip of both", 1), ("siglip", 0), ("dinov2", 5)], KINDS)
 )
 def test_what_towers_give_for_a_picture(kind: str, extra: int, text: Path, tmp_path: Path) -> None:
     folder = save_tower(tmp_path / "tower", kind)

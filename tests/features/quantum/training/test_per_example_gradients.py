@@ -17,6 +17,7 @@ from infrastructure.features.quantum.training.per_example_pass import Split
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from tests.features.quantum.training.small_adapters import FP32, LORA, adapter_for, examples
+from tests.slow import slow_but
 from tests.training.toy import ToyAdapter
 
 KINDS: list[dict[str, Any]] = [
@@ -47,7 +48,7 @@ def by_autograd(adapter: ModelAdapter, rows: list[Any], num_features: int) -> np
     return total.numpy()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", slow_but([*KINDS[:3], KINDS[4]], KINDS), ids=str)
 def test_it_is_the_gradient_of_the_example_alone(saved_llama: Path, kind: Any) -> None:
     adapter = adapter_for(saved_llama, **kind)
     rows = examples(10)
