@@ -14,6 +14,7 @@ from infrastructure.models.model_manager import LoadedModel, ModelManager, load_
 from infrastructure.models.saving import save_model
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from tests.slow import slow_but
 from tests.training.small_runs import trainer_of_three_steps
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def trainer_of(
     return trainer_of_three_steps(model, tmp_path, 1e-2, checkpoints)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(["dora"], VARIANTS))
 def test_trained_resumed_saved_and_merged(saved_llama: Path, tmp_path: Path, variant: str) -> None:
     lora = VARIANTS[variant]
     start = logits(load_saved(saved_llama, device=CPU).model)

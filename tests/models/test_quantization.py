@@ -21,6 +21,7 @@ from infrastructure.models.quantization import (
 )
 from infrastructure.models.saving import save_model
 from infrastructure.models.transformers_backend import LoadOptions, _placement
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 
@@ -79,7 +80,7 @@ def test_qlora_learns_and_the_base_stays(
     assert all(torch.equal(base[name], after[name]) for name in base)
 
 
-@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+@pytest.mark.parametrize("kind", slow_but(["4bit"], ["4bit", "8bit"]))
 def test_evaluation_in_between_changes_nothing(
     llama_folder: Path, input_ids: torch.Tensor, kind: str
 ) -> None:

@@ -3,6 +3,7 @@ laid out, attended to and turned into a loss."""
 
 import itertools
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from infrastructure.models.token_loss import TokenLoss
 from infrastructure.optimization.size_grid import SEGMENT_STEP, SizeGrid
 from tests.models.architectures import VOCAB_SIZE, gradients, tiny_model
 from tests.models.operation_shapes import OperationShapes
+from tests.slow import slow_but
 
 LAYOUTS = {
     "one piece of padding": [12, 4, 9],
@@ -81,12 +83,21 @@ def packing_model(architecture: str, checkpointing: bool) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "qwen3_moe"])
-def test_packed_rows(architecture: str, lengths: list[int]) -> None:
+ONE_PIECE = "one piece of padding"
+PACKING = ["llama", "mistral", "gemma3", "gpt2", "qwen3_moe"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    slow_but(
+        [*product(["llama"], LAYOUTS), *product(PACKING[1:], [ONE_PIECE])],
+        [*product(PACKING, LAYOUTS)],
+    ),
+)
+def test_packed_rows(architecture: str, layout: str) -> None:
     model = tiny_model(architecture)
     assert use_packed_attention(model)
-    assert_same(model, lengths, packed)
+    assert_same(model, LAYOUTS[layout], packed)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "granite", "phi", "bloom", "lfm2"])
@@ -95,11 +106,19 @@ def test_padded_rows(architecture: str) -> None:
     assert_same(tiny_model(architecture), LAYOUTS["one piece of padding"], padded)
 
 
-@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "layout", "checkpointing"),
+    slow_but(
+        [
+            *product(["llama"], LAYOUTS, [False]),
+            *product(["gemma3", "gpt2"], [ONE_PIECE], [True]),
+            ("mistral", "several", False),
+        ],
+        [*product(PACKING[:4], LAYOUTS, [False, True])],
+    ),
+)
 def test_examples_whose_attention_is_rounded(
-    architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    architecture: str, layout: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for half precision on a CPU; here in fp32, so that it can be compared."""
     monkeypatch.setattr(packed_attention, "added_ways", lambda: ())
@@ -112,7 +131,7 @@ def test_examples_whose_attention_is_rounded(
 
     monkeypatch.setattr(packed_attention, "compiles_kernels", lambda query: True)
     monkeypatch.setattr(packed_attention, "_make_layout", count)
-    assert_same(packing_model(architecture, checkpointing), lengths, packed)
+    assert_same(packing_model(architecture, checkpointing), LAYOUTS[layout], packed)
     num_batches = len(SizeGrid) - 1
     assert len(made) == num_batches, "once a batch, for all layers; never for exact lengths"
     assert all(length % SEGMENT_STEP == 0 for length in made[0].lengths)

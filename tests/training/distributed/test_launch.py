@@ -32,6 +32,7 @@ from infrastructure.training.distributed import launch, members
 from infrastructure.training.distributed.checkpoint_storage import save_distributed
 from infrastructure.training.distributed.launch import LOOPBACK, Agent, RankWatch, living_ranks
 from tests.forks import forked_python
+from tests.slow import slow
 from tests.training.distributed.stand_in import PATIENCE_SECONDS, STOPPED
 
 # Torch's agent leaves the files that ranks write to for Python to close.
@@ -103,11 +104,11 @@ def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("deeds", "rank", "loss"),
     [
-        (["1@0:" + KILL, "0@0:lose"], 1, KILLED),
+        pytest.param(["1@0:" + KILL, "0@0:lose"], 1, KILLED, marks=slow),
         # asked to end because of the other's death, it says that a signal has stopped it
         (["1@0:" + KILL, "0@0:wait"], 1, KILLED),
         (["0@0:" + KILL, "1@0:wait"], 0, KILLED),
-        (["1@0:exit=1", "0@0:lose"], 1, ENDED),
+        pytest.param(["1@0:exit=1", "0@0:lose"], 1, ENDED, marks=slow),
         (["1@0:exit=1", "0@0:hang"], 1, ENDED),  # asked to end before it had a handler
         (["0@0:exit=75"], 1, "rank 1 does not answer"),
     ],

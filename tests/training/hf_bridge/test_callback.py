@@ -64,7 +64,7 @@ from infrastructure.training.hf_bridge.callback import (
 )
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining
 from tests.faults.kill_storm import in_child
-from tests.slow import slow
+from tests.slow import slow, slow_but
 from tests.training.hf_bridge.tiny_trainer import (
     settings,
     stop_passes,
@@ -77,6 +77,7 @@ from tests.training.hf_bridge.tiny_trainer import (
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 3}
 NUM_STEPS = 12
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WTE = "transformer.wte.weight"
 
 
@@ -233,7 +234,8 @@ def test_what_was_never_logged_is_no_number_of_the_summary(tmp_path: Path) -> No
     assert "monitoring.ended_before_first_log" in (run_of(tmp_path) / "report.html").read_text()
 
 
-@pytest.mark.parametrize("max_steps", [8, 6])  # in the middle of an epoch, and at its end
+# At the end of an epoch; in its middle below, from a place.
+@pytest.mark.parametrize("max_steps", slow_but([6], [8, 6]))
 def test_running_it_again_when_it_is_finished_does_nothing(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], max_steps: int
 ) -> None:
@@ -357,7 +359,8 @@ def test_a_place_that_is_not_there_is_found_before_the_first_step(tmp_path: Path
     assert summary_of(tmp_path)["status"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# SIGTERM and SIGHUP stop other trainings below.
+@pytest.mark.parametrize("number", slow_but([signal.SIGINT], list(STOP_SIGNALS)))
 def test_a_signal_saves_and_stops_after_the_step(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], number: signal.Signals
 ) -> None:
@@ -1035,7 +1038,10 @@ def exit_code(work: Callable[[], None]) -> int:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 75)],
+    slow_but(
+        [(signal.SIGHUP, 129), (None, 75)],
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 75)],
+    ),
 )
 def test_a_stopped_script_saves_no_result_until_it_is_run_again(
     tmp_path: Path, number: signal.Signals | None, code: int

@@ -36,6 +36,7 @@ from infrastructure.training.sizing.cost_measurement import (
     num_sizes,
     sizes_of,
 )
+from tests.slow import slow_but
 from tests.training.small_runs import small_trainer
 from tests.training.toy_training import Training
 
@@ -469,15 +470,16 @@ def test_a_dry_run_does_real_steps_that_change_no_weight(accumulates: bool) -> N
 UNIT_SECONDS, UPDATE_SECONDS = 0.001, 3.0
 
 
-@pytest.mark.parametrize("has_optimizer", [False, True])
-@pytest.mark.parametrize(("size", "total_steps"), [(400, 6), (4, 1000)])
+@pytest.mark.parametrize(
+    ("size", "total_steps", "has_optimizer"), [(400, 6, False), (4, 1000, True), (4, 1000, False)]
+)
 def test_a_step_takes_its_micro_batches_and_one_update(
     saved_llama: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    has_optimizer: bool,
     size: int,
     total_steps: int,
+    has_optimizer: bool,
 ) -> None:
     """A short run by parts of a micro-batch, a longer one by its mean and with the loop's time."""
 
@@ -535,11 +537,11 @@ def test_a_measurement_takes_little_of_its_training(
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"gradient_accumulation": 2},
-    {"lora": LoraConfig(r=4, alpha=8, dropout=0.1)},
+    {"gradient_accumulation": 2, "lora": LoraConfig(r=4, alpha=8, dropout=0.1)},
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", slow_but([SETTINGS[-1]], SETTINGS))
 def test_measuring_leaves_no_trace(saved_llama: Path, tmp_path: Path, settings: Any) -> None:
     plain = small_trainer(saved_llama, tmp_path, **settings)
     measured = small_trainer(saved_llama, tmp_path, **settings)
