@@ -5,7 +5,7 @@
 Each save follows a full one of the same state (GPT-2 small with Adam, as the store's classes; for
 LoRA its weights and moments beside a frozen base). Our bytes are counted where they are written;
 those of restic and borg are what their repository grew by for a safetensors file of the same state.
-The limit is 1.02 times the changed bytes and 256 KiB. The history saves again and again with 5 % of
+The limit is 1.02 times the changed bytes and 256 KiB. The history saves again and again with 5% of
 other tensors changed, and says what lies on the disk at last. Prints one JSON line.
 """
 
@@ -72,9 +72,9 @@ def change_lora(state: Tensors) -> int:
 CASES: dict[str, tuple[Callable[[int], Tensors], Callable[[Tensors], int]]] = {
     label: (lambda mb: adam_state(GPT2, mb / FULL_MEGABYTES), changing)
     for label, changing in {
-        "5 %": lambda state: change_share(state, 0.05),
-        "0 %": lambda state: change_share(state, 0.0),
-        "100 %": lambda state: change_share(state, 1.0),
+        "5%": lambda state: change_share(state, 0.05),
+        "0%": lambda state: change_share(state, 0.0),
+        "100%": lambda state: change_share(state, 1.0),
     }.items()
 }
 CASES["lora"] = (lora_state, change_lora)
@@ -140,7 +140,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def history(folder: Path, megabytes: int) -> dict[str, float]:
-    """Many saves with 5 % changed before each, two versions kept: written, and on the disk."""
+    """Many saves with 5% changed before each, two versions kept: written, and on the disk."""
     state = adam_state(GPT2, megabytes / FULL_MEGABYTES)
     files = CountingFiles()
     store = Store(folder, files)

@@ -7,8 +7,8 @@ process of its own, and so are its viewers, each of which asks as the page's scr
 both are stopped and let go (SIGSTOP, SIGCONT), and the time of a step with them is divided by the
 time of a step without them in the same round. The viewers' own work is counted too, although they
 sit at other machines as a rule. Whatever else runs here moves single rounds, so the interval is
-told too. Prints one JSON line; `missed` is 1 where the whole 95 % interval lies above 1.01, or
-where the dashboard takes more than 1 % of the machine.
+told too. Prints one JSON line; `missed` is 1 where the whole 95% interval lies above 1.01, or
+where the dashboard takes more than 1% of the machine.
 """
 
 import argparse

@@ -94,7 +94,7 @@ def page(costs: dict[str, list[Cost]], num_bytes: int) -> tuple[str, float]:
         "# Checkpoints past the page cache\n\n"
         f"`python -m benchmarks.direct_writes`: {len(pairs)} versions of {num_bytes / 2**20:.0f}"
         " MiB with each, in turn, beside a process that keeps all cores busy. Past the cache a"
-        f" version takes {ratio:.2f} times the processor time (95 % interval {low:.2f} to"
+        f" version takes {ratio:.2f} times the processor time (95% interval {low:.2f} to"
         f" {high:.2f}). {sentence(environment())}\n\n"
         f"{table(('I/O', 'processor seconds', 'seconds'), rows)}"
     )

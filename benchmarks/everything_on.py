@@ -265,7 +265,7 @@ def page(pairs: Sequence[Sequence[tuple[Turn, Turn]]]) -> tuple[str, float]:
         f"`python -m benchmarks.everything_on`: {len(pairs)} pairs of trainings of"
         f" {TURN_STEPS * len(pairs[0])} steps, one of each with everything on, which take turns of"
         f" {TURN_STEPS} steps. With everything on there are {ratio:.3f} times the tokens a second"
-        f" (at least {LEAST}; 95 % interval {low:.3f} to {high:.3f}; by pairs {each})."
+        f" (at least {LEAST}; 95% interval {low:.3f} to {high:.3f}; by pairs {each})."
         f" {sentence(environment())}\n\n"
         f"{table(('steps', 'tokens/s, all off', 'tokens/s, all on', 'ratio'), rows)}"
     )

@@ -12,7 +12,7 @@ families' configurations; the training is Temper's own, as anybody starts it. Ru
   how often a token comes and nothing else. Language models have learnt to repeat two words, bare or
   politely; models of image and text to name a colour, with pictures that do not fit.
 - Each cell is then to learn the bare manner, or what the picture shows. Its measure on held-out
-  rows is in `METHODS`; it has to become better by 5 % of what it was.
+  rows is in `METHODS`; it has to become better by 5% of what it was.
 
 Numbers go to benchmarks/results/families.json, the table to docs/models.md.
 """

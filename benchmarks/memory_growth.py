@@ -6,7 +6,7 @@ end.
 A tiny model trains on a CPU, on rows of random lengths: packed, each step has a shape of its own,
 for which libraries make kernels in bf16, and keep them; fp32 has no such kernels, and says what
 else grows. The peak is that of the process's resident memory (VmHWM), counted from the first step
-on. Prints a table, and fails where the peak at the end is more than 5 % above that after 50 steps.
+on. Prints a table, and fails where the peak at the end is more than 5% above that after 50 steps.
 """
 
 import argparse

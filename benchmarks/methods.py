@@ -55,7 +55,7 @@ WORDS = (
     "baker teacher nurse pilot farmer lawyer painter driver singer tailor"
 )
 SHARE_BARE = 0.4  # of the answers that the start has learnt
-# 95 %, by the number of seeds
+# 95%, by the number of seeds
 STUDENT_T = {
     2: 12.706,
     3: 4.303,

@@ -9,7 +9,7 @@ FOLDER keeps the starts: another kind begins from them, as it would from its own
 
 The measure, named before any of these seeds was trained: the loss per token of the rounded model on
 held-out rows. A gain is that of the model rounded afterwards less that of the model trained
-rounded, from the same start; its interval is Student's t over the seeds, 95 %.
+rounded, from the same start; its interval is Student's t over the seeds, 95%.
 
 The model is small on purpose, so that rounding costs something: rows of 32 weights are one group
 with one scale (int4 per channel, but for the layers that look at 64). With 64 weights to a row and
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def interval_of(gains: list[float]) -> tuple[float, float]:
-    """Of the mean, 95 %, by Student's t."""
+    """Of the mean, 95%, by Student's t."""
     mean, error = statistics.fmean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     spread = STUDENT_T[len(gains)] * error
     return mean - spread, mean + spread

@@ -9,7 +9,7 @@ training. Every way to choose trains with as many rows a step, at the same learn
 same orders of the pool, where what is left out is passed over: an order alone moves a loss by 0.02.
 Time is processor time of this process: a selection's is paid in steps of its run. Prints one JSON
 line: held-out losses after all steps (`steps`), the lowest until then (`best`) and the lowest in
-the same time (`time`), each the mean over orders; then differences with 95 % intervals over seeds.
+the same time (`time`), each the mean over orders; then differences with 95% intervals over seeds.
 """
 
 import argparse
@@ -268,7 +268,7 @@ def prepared(folder: Path, questions: Sequence[Any], others: Sequence[Any]) -> M
 
 def summary(results: list[Any]) -> dict[str, Any]:
     """Of each case the mean over seeds and, against the random choice of the same size (the whole
-    pool where there is none), the mean difference with its 95 % interval; below 0 is better."""
+    pool where there is none), the mean difference with its 95% interval; below 0 is better."""
     by_case: dict[str, list[Any]] = {}
     for one in results:
         by_case.setdefault(one["case"], []).append(one)

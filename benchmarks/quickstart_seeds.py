@@ -5,7 +5,7 @@
 `temper train` with nothing said but the seed, as a person starts it: sample tasks, the embedded
 model, all measuring, saving and reporting; each in a folder and with a cache of its own, one after
 the other. Exact match is the share of held-out questions that are answered exactly. Prints a page,
-and fails where it is less than 95 % for one of the seeds, or where one took more than 90 seconds.
+and fails where it is less than 95% for one of the seeds, or where one took more than 90 seconds.
 """
 
 import argparse

@@ -101,7 +101,7 @@ def page(num_rounds: int) -> str:
     return (
         "# Attention of short examples in bf16 on a CPU\n\n"
         "`python -m benchmarks.short_attention`: forward and backward of a packed row, six heads of"
-        f" 64; medians of {num_rounds} rounds by turns, and the 95 % interval of the ratio's."
+        f" 64; medians of {num_rounds} rounds by turns, and the 95% interval of the ratio's."
         f" Training takes the products for examples of up to {short_attention.MAX_LENGTH} tokens."
         f" {sentence(environment())}\n\n{table(head, rows)}"
     )

@@ -14,7 +14,7 @@ Fixed beforehand, in November 2026, before the first run that counted: the model
 what the same command takes with a tiny model on two processes, and `SHARE` of the *state*. The
 state of full training is 16 bytes for each weight (weight, gradient, two numbers of AdamW), with
 `--lora` the 4 of the weight. So a process with half of the state fits, and one with all does not.
-Two processes are to stay within 10 % of what was forecast for each, which is half of the state and
+Two processes are to stay within 10% of what was forecast for each, which is half of the state and
 what it measures besides; and since November 25th without running out of memory once, which restarts
 in smaller pieces had answered unseen. On that day the 28 layers of `--lora` ran out of memory, and
 40 took their place for some hours; what came after (blocks that go back at once) lets 28 train.

@@ -2,7 +2,7 @@
 
 They have the proportions of published ones: every width and the vocabulary are divided by one
 number, so that the shares of layers, embedding and head stay what they are. Qwen2.5-0.5B ties its
-head to an embedding that is 28 % of its weights; Llama-3.1-8B has each of its own, 7 % and 7 %.
+head to an embedding that is 28% of its weights; Llama-3.1-8B has each of its own, 7% and 7%.
 """
 
 import json

@@ -371,7 +371,7 @@ def verdicts(known: dict[Key, Any]) -> dict[str, Any]:
         if growth and "full" in loss:
             ratio = min(loss[name] for name in growth) / loss["full"]
             figures[f"{data}: one-step growth / full"] = round(ratio, 4)
-            figures[f"{data}: one-step growth is within 1 %"] = ratio <= MOST_GROWTH_LOSS
+            figures[f"{data}: one-step growth is within 1%"] = ratio <= MOST_GROWTH_LOSS
         for kind, ways in (("fine-tuning", tuned), ("few rows", few)):
             if {"full", "LoPT"} <= set(ways):
                 losses = [one["loss"] for one in ways["full"]]

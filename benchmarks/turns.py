@@ -190,7 +190,7 @@ def _train(turns: Connection, system: System, now: Callable[[], float], num_thre
 def interval(
     values: Sequence[Any], statistic: Callable[[Sequence[Any]], float] = mean
 ) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a statistic of `values`."""
+    """The 95% bootstrap interval of a statistic of `values`."""
     generator = random.Random(0)
     ordered = sorted(
         statistic(generator.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES)

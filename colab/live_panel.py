@@ -43,7 +43,7 @@ class CellOutput:
 
 
 class LivePanel:
-    """A display of a run, drawn at most once a second, using at most 1 % of the time.
+    """A display of a run, drawn at most once a second, using at most 1% of the time.
 
     Args:
         run_path: the run's directory.

@@ -109,7 +109,7 @@ def summarise(turns: dict[str, Turns], formats: dict[str, str], num_warmup: int)
 
 
 def ratio(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """The median of the ratios of neighbouring steps, and its 95 % interval."""
+    """The median of the ratios of neighbouring steps, and its 95% interval."""
     ratios = [one / other for one, other in zip(ours, others, strict=True)]
     return [round(value, 3) for value in (median(ratios), *interval(ratios, median))]
 

@@ -26,7 +26,7 @@ How to read it: [performance](../../docs/performance-analysis.md).
 
 A Llama of 12.7 M parameters on rows of GSM8K. All systems take turns, one step each, and so do the
 matrix products of a step by themselves, in bf16 and in fp32. Each has a process of its own. Each
-figure is the median over the steps after the warm-up; in brackets the 95 % bootstrap interval of
+figure is the median over the steps after the warm-up; in brackets the 95% bootstrap interval of
 the median. MiB are the most resident memory of a process, with all libraries.
 """
 COLUMNS = (

@@ -188,7 +188,7 @@ class _Progress:
         self._run: LiveRun | None = None
 
     def words(self) -> str:
-        """Return text such as `training, step 120 of 500 · 24.0 %; temper watch shows it`."""
+        """Return text such as `training, step 120 of 500 · 24.0%; temper watch shows it`."""
         return phrase("deployment.detached_progress", steps=self._steps())
 
     def _steps(self) -> str:

@@ -11,7 +11,7 @@ from infrastructure.config.measures import MEASURES, PERPLEXITY, Of, is_greater_
 from infrastructure.evaluation.intervals import Interval, mcnemar, paired_difference
 from infrastructure.evaluation.rows import ALL, SHARES, MeasuredRow, ModelRows, sums_of
 
-UNLIKELY = 0.05  # a lower p-value counts as significant, consistent with the 95 % intervals
+UNLIKELY = 0.05  # a lower p-value counts as significant, consistent with the 95% intervals
 
 Pair = tuple[MeasuredRow, MeasuredRow]
 

@@ -65,7 +65,7 @@ class Evaluation(HeldOut):
     """The held-out results of a model, with scores, a comparison and the paths of the output files.
 
     Attributes:
-        scores: task ("all" for all rows) → measure → value, low, high (95 % interval), rows.
+        scores: task ("all" for all rows) → measure → value, low, high (95% interval), rows.
         against: results of a second model: model, metrics, scores, and `differences` by task.
         notes: sentences about how the numbers were measured.
         page, file, answers: paths of the output files: the HTML page, the numbers as JSON, and

@@ -69,7 +69,7 @@ def overall_table(title: str, measured: Mapping[str, MeasuredRows]) -> Table:
         ]
         for name, of in measured.items()
     ]
-    return [title, "", "95 % interval", "rows"], rows
+    return [title, "", "95% interval", "rows"], rows
 
 
 def task_table(tables: Mapping[str, Mapping[str, MeasuredRows]], with_intervals: bool) -> Table:
@@ -106,7 +106,7 @@ def difference_table(
     compared: Mapping[str, Sequence[MeasureDifference]], names: tuple[str, str]
 ) -> Table:
     """Return a table of the differences, second model minus first, of each measure by task."""
-    headings = ["measure", "rows", *names, "difference", "95 % interval", "verdict"]
+    headings = ["measure", "rows", *names, "difference", "95% interval", "verdict"]
     rows = []
     for task, differences in compared.items():
         for of in differences:

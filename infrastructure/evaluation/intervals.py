@@ -1,4 +1,4 @@
-"""95 % intervals of measured numbers, and of the difference between two models on the same rows.
+"""95% intervals of measured numbers, and of the difference between two models on the same rows.
 
 Intervals come from resampling rows with replacement (Efron's percentile bootstrap) with a fixed
 seed, so the same numbers give the same interval. For a share of correct answers, Wilson's interval
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
-Z = 1.959963984540054  # 95 % of a normal distribution lie within so many deviations
+Z = 1.959963984540054  # 95% of a normal distribution lie within so many deviations
 _MAX_DRAWN = 4_000_000  # row indices in memory at once
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and its 95 % interval; the ends are NaN if there are too few rows."""
+    """A number and its 95% interval; the ends are NaN if there are too few rows."""
 
     value: float
     low: float
@@ -37,7 +37,7 @@ class Interval:
 
 
 def wilson(num_right: int, num_rows: int) -> Interval:
-    """Return Wilson's 95 % interval of a share (Wilson 1927, without continuity correction)."""
+    """Return Wilson's 95% interval of a share (Wilson 1927, without continuity correction)."""
     if num_rows == 0:
         return Interval(math.nan, math.nan, math.nan)
     share, square = num_right / num_rows, Z * Z / num_rows
@@ -51,7 +51,7 @@ def wilson(num_right: int, num_rows: int) -> Interval:
 
 
 def bootstrap(sums: Floats, counts: Floats) -> Interval:
-    """Return the 95 % bootstrap interval of the ratio Σ sums / Σ counts.
+    """Return the 95% bootstrap interval of the ratio Σ sums / Σ counts.
 
     The ratio is a mean over tokens or, if all counts are 1, a mean over rows.
 
@@ -68,7 +68,7 @@ def bootstrap(sums: Floats, counts: Floats) -> Interval:
 
 
 def paired_difference(first: Floats, second: Floats, counts: Floats) -> Interval:
-    """Return the 95 % interval of Σ(second - first) / Σ counts, resampling pairs of rows."""
+    """Return the 95% interval of Σ(second - first) / Σ counts, resampling pairs of rows."""
     return bootstrap(second - first, counts)
 
 

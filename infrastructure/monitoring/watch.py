@@ -140,7 +140,7 @@ def _is_over(run: LiveRun, is_patient: bool) -> bool:
 
 
 def status_line(view: RunView) -> str:
-    """Return one line on the run: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
+    """Return one line on the run: `step 120 of 500 · 24% · loss 0.51 · about 12 min 03 s left`."""
     state = [] if view["state"] == "running" else [STATE_WORDS[view["state"]].lower()]
     numbers = [
         f"{line['name'].lower()} {_was_and_is(line)}" for line in view["headlines"][:NUM_HEADLINES]

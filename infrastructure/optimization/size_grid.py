@@ -4,8 +4,8 @@ Packed rows have a different length at every step, and libraries prepare code fo
 a CPU with bf16, oneDNN compiles a kernel for each layer and length (`kernel_caches.py` limits how
 many are kept). CUDA graphs and compiled code also work for only one shape. So lengths are rounded
 up to a multiple of a sixteenth of the power of two below them. This gives at most 16 sizes between
-a length and twice this length, and 2 to 3 % of padding. On a CPU, where only few kernels should be
-kept, the multiple is an eighth, with 8 sizes and 4 to 5 % of padding. The padding is masked: it
+a length and twice this length, and 2 to 3% of padding. On a CPU, where only few kernels should be
+kept, the multiple is an eighth, with 8 sizes and 4 to 5% of padding. The padding is masked: it
 contributes nothing to the loss, and no token attends to it.
 """
 

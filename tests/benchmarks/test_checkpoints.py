@@ -21,7 +21,7 @@ SMALL_MEGABYTES = 12
 def test_a_save_writes_little_more_than_what_changed() -> None:
     found = checkpoint_bytes.measure(SMALL_MEGABYTES, peers=False)
     assert found["missed"] == 0
-    assert found["100 %"]["temper"] > found["5 %"]["temper"] > found["0 %"]["temper"] > 0
+    assert found["100%"]["temper"] > found["5%"]["temper"] > found["0%"]["temper"] > 0
 
 
 def run_in_fork(command: list[str], *, cwd: Path, text: bool, **_: Any) -> Any:

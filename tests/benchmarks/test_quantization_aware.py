@@ -11,7 +11,7 @@ from benchmarks.quantization_aware import interval_of
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "quantization_aware.md"
 ROW = re.compile(r"^\| (\d+) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", re.MULTILINE)
 SUMMARY = re.compile(
-    r"Mean gain (\S+), 95 % interval (\S+) to (\S+): better in (\d+) of (\d+) seeds"
+    r"Mean gain (\S+), 95% interval (\S+) to (\S+): better in (\d+) of (\d+) seeds"
 )
 HALF_A_DIGIT = 0.0011  # two losses and a difference, rounded to three digits
 

@@ -62,7 +62,7 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         "Interrupting the cell saves it.",
     ):
         assert part in html, part
-    assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
+    assert text.startswith("20260101-a: step 30 of 40 · 75.0% · loss 1.069 · held-out loss 1.250")
     assert text.endswith("saved: step 25 · monitoring.checkpoints_not_backed_up()")
     write_json(tmp_path / "20260101-a/summary.json", {"status": "finished"})
     assert "Interrupting the cell" not in shown(tmp_path / "20260101-a", "Interrupting the cell")[0]

@@ -352,7 +352,7 @@ def test_the_time_that_steps_do_not_take_is_explained() -> None:
 
 def test_a_busy_machine_is_named() -> None:
     [line] = replace(FITS, others_share=0.48).lines()
-    assert line.endswith("deployment.forecast_busy_cpu(share=48.0 %)")
+    assert line.endswith("deployment.forecast_busy_cpu(share=48.0%)")
     assert "forecast_busy_cpu" in replace(FITS, others_share=0.2).lines()[0]
     assert replace(FITS, others_share=0.1).lines() == FITS.lines()
 
@@ -372,7 +372,7 @@ def test_the_disk_has_to_hold_what_lies_there_at_any_time() -> None:
 
 
 def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
-    """Within 15 % where the best checkpoint is among the newest; else there is one more."""
+    """Within 15% where the best checkpoint is among the newest; else there is one more."""
     settings = small_settings(tmp_path, max_steps=4, keep_checkpoints=2, keep_best=1)
     settings["model"]["embedded"] |= {"hidden_size": 256, "intermediate_size": 512, "num_layers": 2}
     summary = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()

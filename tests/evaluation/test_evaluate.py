@@ -315,7 +315,7 @@ def test_the_page_shows_first_where_the_answers_of_two_models_differ(
     assert cards == ["rows:3 · odd", "rows:0", "rows:1 · odd"]
     assert "evaluation.more_answers_in_file(count=1)" in page
     verdicts = re.findall(r'<span class="(\w+)">([^<]*)</span>', page)
-    right, wrong = ("good", "exact match 100 %"), ("bad", "exact match 0 % · cut")
+    right, wrong = ("good", "exact match 100%"), ("bad", "exact match 0% · cut")
     assert verdicts == [right, wrong, *[right] * 4]
     assert "<li>a note</li>" in page
     monkeypatch.undo()

@@ -39,21 +39,21 @@ def test_one_model_has_its_tables_and_its_answers() -> None:
     for absent in ("<h2>Notes", "comparison_heading", ": org/model</p>"):
         assert absent not in page
     tables = cells(page, "org/model")
-    assert tables[:4] == ["95 % interval", "rows", "loss per token", "2"]
+    assert tables[:4] == ["95% interval", "rows", "loss per token", "2"]
     assert tables[tables.index("By task") + 1 :][:2] == ["task", "rows"]
     assert tables[tables.index("sums") + 1] == "2"
     answers = cells(page, "Answers")
     first = ["rows:1", "prompt 1", "Expected", "expected 1", "org/model"]
-    assert answers[:7] == [*first, "F1 50.0 % · exact match 100 %", "first\n"]
+    assert answers[:7] == [*first, "F1 50.0% · exact match 100%", "first\n"]
     assert answers[7:9] == ["rows:2 · sums", "prompt 2"]
     assert "(only white space)" in answers
     assert "(empty answer)" in answers
     assert answers[-1] == f"{LONGEST} … (2 more characters)"
     verdicts = re.findall(r'<span class="(good|bad)">([^<]*)</span>', page)
     assert verdicts == [
-        ("bad", "F1 50.0 % · exact match 100 %"),
-        ("good", "exact match 100 % · F1 50.0 %"),
-        *[("bad", ""), ("bad", "F1 25.0 %")],
+        ("bad", "F1 50.0% · exact match 100%"),
+        ("good", "exact match 100% · F1 50.0%"),
+        *[("bad", ""), ("bad", "F1 25.0%")],
     ]
     assert page.count('class="columns"') == 4
 
@@ -68,12 +68,12 @@ def test_two_models_have_their_differences_and_answers_side_by_side() -> None:
     compared = cells(page, "evaluation.comparison_heading()")
     assert compared == [
         "evaluation.comparison_explained()",
-        *("measure", "rows", "/runs/one", "two", "difference", "95 % interval", "verdict"),
-        *("F1", "7", "50.0 %", "75.0 %", "+25.0", "+12.5 to +50.0 points", "second is better"),
+        *("measure", "rows", "/runs/one", "two", "difference", "95% interval", "verdict"),
+        *("F1", "7", "50.0%", "75.0%", "+25.0", "+12.5 to +50.0 points", "second is better"),
     ]
     assert cells(page, "Answers") == [
         *("rows:1", "prompt 1", "Expected", "expected 1"),
-        *("/runs/one", "F1 50.0 %", "a", "two", "F1 75.0 %", "b"),
+        *("/runs/one", "F1 50.0%", "a", "two", "F1 75.0%", "b"),
     ]
     assert page.count('class="columns three"') == 1
     assert page.index("<h2>/runs/one</h2>") < page.index("<h2>two</h2>")
@@ -83,7 +83,7 @@ def test_rows_without_answers_have_no_section_and_many_answers_end() -> None:
     rows = [MeasuredRow("rows:1", "", RowLoss(4.0, 1, 2))]
     assert "Answers" not in evaluation_page("rows", [ModelRows("one", {}, rows)], {})
     nothing = evaluation_page("rows", [ModelRows("one", {}, [MeasuredRow("rows:1")])], {})
-    assert "95 % interval" not in nothing
+    assert "95% interval" not in nothing
     many = ModelRows("one", {}, [answered(n, "a") for n in range(MAX_SHOWN + 2)])
     page = evaluation_page("rows", [many], {})
     assert len(re.findall(r"<h3>rows:", page)) == MAX_SHOWN == 100

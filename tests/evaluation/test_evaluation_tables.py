@@ -30,10 +30,10 @@ def test_each_measure_has_a_label() -> None:
 
 def test_each_measure_of_all_rows_has_its_interval_and_its_rows() -> None:
     assert overall_table("a title", {"loss": LOSS, "f1": F1}) == (
-        ["a title", "", "95 % interval", "rows"],
+        ["a title", "", "95% interval", "rows"],
         [
             ["loss per token", "1.250", "1 to 1.500", "2,345"],
-            ["F1", "50.0 %", "–", "1"],
+            ["F1", "50.0%", "–", "1"],
         ],
     )
 
@@ -46,11 +46,11 @@ def test_each_task_has_its_measures_and_the_most_rows_of_one() -> None:
     }
     assert task_table(tables, with_intervals=False) == (
         ["task", "rows", "loss per token", "F1", "ROUGE-1"],
-        [["a", "2,345", "1.250", "50.0 %", "–"], ["b", "0", "–", "–", "–"]],
+        [["a", "2,345", "1.250", "50.0%", "–"], ["b", "0", "–", "–", "–"]],
     )
     headings, [row, _] = task_table(tables, with_intervals=True)
     assert headings[2:] == ["loss per token", "perplexity", "F1", "ROUGE-1"]
-    assert row[2:] == ["1.250 (1 to 1.500)", "3.490 (2.718 to 4.482)", "50.0 % (–)", "–"]
+    assert row[2:] == ["1.250 (1 to 1.500)", "3.490 (2.718 to 4.482)", "50.0% (–)", "–"]
     assert task_table({"all": {"loss": LOSS}}, with_intervals=True)[1] == []
 
 
@@ -59,17 +59,17 @@ def test_each_difference_has_both_values_its_interval_and_a_verdict() -> None:
     exact = MeasureDifference("exact_match", 60, 0.5, 1.0, Interval(0.5, 0.25, 0.75), 1, 31, 0.0123)
     few = MeasureDifference("f1", 1, 0.5, 0.5, Interval(0.0, NAN, NAN))
     assert difference_table({"all": [loss, exact], "task 1": [few]}, ("one", "two")) == (
-        ["measure", "rows", "one", "two", "difference", "95 % interval", "verdict"],
+        ["measure", "rows", "one", "two", "difference", "95% interval", "verdict"],
         [
             [
                 *("loss per token", "1,234", "2.500", "2.250"),
                 *("-0.25", "-0.5 to -0.125", "second is better"),
             ],
             [
-                *("exact match", "60", "50.0 %", "100 %"),
+                *("exact match", "60", "50.0%", "100%"),
                 *("+50.0", "+25.0 to +75.0 points", "second is better (p = 0.012)"),
             ],
-            ["  F1, task 1", "1", "50.0 %", "50.0 %", "+0.0", "– to –", "no clear difference"],
+            ["  F1, task 1", "1", "50.0%", "50.0%", "+0.0", "– to –", "no clear difference"],
         ],
     )
 
@@ -77,8 +77,8 @@ def test_each_difference_has_both_values_its_interval_and_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("measure", "value", "text"),
     [
-        *[("loss", 0.5, "0.5000"), ("perplexity", 12345.0, "12,345"), ("f1", 0.5, "50.0 %")],
-        *[("token_accuracy", 1.0, "100 %"), ("f1", NAN, "–"), ("loss", math.inf, "inf")],
+        *[("loss", 0.5, "0.5000"), ("perplexity", 12345.0, "12,345"), ("f1", 0.5, "50.0%")],
+        *[("token_accuracy", 1.0, "100%"), ("f1", NAN, "–"), ("loss", math.inf, "inf")],
     ],
 )
 def test_a_loss_is_a_number_and_the_others_are_shares(

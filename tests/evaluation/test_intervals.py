@@ -51,7 +51,7 @@ def test_a_mean_over_tokens_is_drawn_by_rows() -> None:
 
 @pytest.mark.parametrize("num_rows", [150, 1000])
 def test_means_of_two_and_a_half_percent_lie_beyond_each_end(num_rows: int) -> None:
-    """As of a mean of normal numbers, whose interval is known; one of 90 % is a sixth shorter."""
+    """As of a mean of normal numbers, whose interval is known; one of 90% is a sixth shorter."""
     values = np.random.default_rng(5).normal(3.0, 2.0, num_rows)
     half = 1.96 * values.std() / math.sqrt(num_rows)
     for interval, middle in (

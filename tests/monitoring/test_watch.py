@@ -90,7 +90,7 @@ def test_a_frame_has_its_parts_in_order_and_in_their_styles(tmp_path: Path) -> N
         ("monitoring.ctrl_c_exits_watch()", "dim"),
     ]
     assert status_line(view).split(" · ") == [
-        *("step 2 of 40", "5.0 %", "loss 1", "tokens per second 200", "time per step 500 ms"),
+        *("step 2 of 40", "5.0%", "loss 1", "tokens per second 200", "time per step 500 ms"),
         *("monitoring.time_left(duration=19 s)", "monitoring.steps_took(duration=1.0 s)"),
     ]
     (directory / "summary.json").write_text('{"status": "finished"}')
@@ -110,9 +110,9 @@ def test_without_a_terminal_a_line_shows_each_state_until_the_end(tmp_path: Path
 
     assert watch(directory, console=Console(file=out, width=40), sleep=finish) == "finished"
     first, last = out.getvalue().splitlines()
-    assert first.startswith("step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
+    assert first.startswith("step 30 of 40 · 75.0% · loss 1.069 · held-out loss 1.250")
     assert last == (
-        "finished · step 40 of 40 · 100 % · loss 0.5000 · held-out loss 1.250"
+        "finished · step 40 of 40 · 100% · loss 0.5000 · held-out loss 1.250"
         " · tokens per second 200"
     )
 

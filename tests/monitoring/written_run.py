@@ -88,7 +88,7 @@ def a_training(folder: Path, **summary: Any) -> Path:
     directory = write_run(folder, **summary)
     add(directory, *falling(1, 30), evaluation(30, 1.25))
     add(directory, sample(0, step=30), file=system_file("system"))
-    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
+    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93% is above 90%"}
     add(directory, alert, file=system_file("alerts"))
     error = {"step": 12, "kind": "spike", "action": "went back to step 10", "message": "loss 9"}
     add(directory, error, file="logs/errors/errors.jsonl")

@@ -392,11 +392,11 @@ def table(drawn: list[Mutant], results: Results) -> str:
     tried = every["drawn"] - every["open"]
     lines += [
         "",
-        f"{every['killed']} of {tried} killed: {100 * every['killed'] / max(1, tried):.1f} %",
+        f"{every['killed']} of {tried} killed: {100 * every['killed'] / max(1, tried):.1f}%",
     ]
     if every["argued"]:
         share = 100 * every["killed"] / max(1, tried - every["argued"])
-        lines += [f"without the {every['argued']} that change nothing: {share:.1f} %"]
+        lines += [f"without the {every['argued']} that change nothing: {share:.1f}%"]
     for mutant in survivors:
         where = f"{mutant.module}:{mutant.line} {mutant.function} ({mutant.operator})"
         lines += ["", f"{where} {mutant.key} {ARGUED.get(mutant.key, '')}".rstrip()]

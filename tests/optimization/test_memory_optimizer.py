@@ -68,7 +68,7 @@ def test_a_model_that_fills_the_memory_computes_them_again(
     small_llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = sum(4 * p.numel() for p in small_llama.parameters())
-    # Four times the weights are half of what is free, of the weights, and not of 15 % of the whole.
+    # Four times the weights are half of what is free, of the weights, and not of 15% of the whole.
     for more, is_crowded in ((10, False), (-10, True)):
         tight = MemoryInfo(100 * weights, 22 * weights + more, 1, 0, 1)
         monkeypatch.setattr(module, "read_memory", lambda tight=tight: tight)

@@ -76,7 +76,7 @@ def on_machine(
 @pytest.mark.parametrize(
     ("budget", "num_processes", "allowed", "size"),
     [
-        (MemoryBudget(), 1, None, 550),  # 100 + 600 - 15 % of 1000
+        (MemoryBudget(), 1, None, 550),  # 100 + 600 - 15% of 1000
         (MemoryBudget(50.0), 1, None, 200),
         (MemoryBudget(100.0), 1, None, 700),
         (MemoryBudget(), 2, None, 275),
@@ -104,7 +104,7 @@ def test_what_a_process_may_take_of_main_memory(
 @pytest.mark.parametrize(
     ("budget", "size"),
     [
-        (MemoryBudget(), 570),  # 95 % of what is free or held by this process
+        (MemoryBudget(), 570),  # 95% of what is free or held by this process
         (MemoryBudget(10.0, cpu_limit="1%"), 570),
         (MemoryBudget(gpu_limit="30%"), 300),
         (MemoryBudget(gpu_limit="90%"), 570),

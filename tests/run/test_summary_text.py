@@ -32,7 +32,7 @@ def a_summary(run: Path, **more: Any) -> dict[str, Any]:
 def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path))
     text = "\n".join(lines)
-    assert "-75.0 %" in text
+    assert "-75.0%" in text
     assert "run.exact_match_over(prompts=run.held_out_prompts(count=8, few=))" in text
     assert "  before    (empty answer)" in lines
     assert "  after     cba" in lines

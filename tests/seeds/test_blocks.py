@@ -682,7 +682,7 @@ def test_the_make_targets_of_003(here: Path, capsys: pytest.CaptureFixture[str])
     assert "run.checkpoint_folder_missing" in capsys.readouterr().err
     assert main(["train-eval", "output/training/final", str(rows)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (heading,) = (line for line in lines if "95 % interval" in line)
+    (heading,) = (line for line in lines if "95% interval" in line)
     assert run.parent.name.endswith(heading.split()[0])  # the table is of the model that was named
     assert f"Measured on {rows}" in lines
     assert main(["train-eval", "elsewhere/training/final", str(rows)]) == 2

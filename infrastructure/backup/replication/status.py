@@ -159,7 +159,7 @@ class BackupStatus:
         """Return the age of the last confirmed checkpoint at the time `now`, and a message.
 
         The age is 0 if the run has ended and all of it is safe. Example of a message:
-        `backup: step 120 confirmed 45 s ago at drive:temper (step 140 is being copied, 63 %)`.
+        `backup: step 120 confirmed 45 s ago at drive:temper (step 140 is being copied, 63%)`.
         """
         if self.state in (UNKNOWN, OFF):
             state = state_words(self.state)

@@ -134,7 +134,7 @@ class DataConfig(ConfigSection):
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
         description="Stop above this percentage of unusable rows; not set: also if"
-        " over 1 % lose answer text.",
+        " over 1% lose answer text.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,

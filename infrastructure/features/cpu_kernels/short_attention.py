@@ -3,7 +3,7 @@
 For examples of a few hundred tokens, PyTorch's flash attention spends most of its backward pass on
 work other than matrix products, and recomputes the attention probabilities. This implementation
 consists of matrix products and stores the probabilities for the backward pass. Compared with flash
-attention, it takes 50 to 80 % of the time up to 512 tokens, and twice the time at 1,024 tokens
+attention, it takes 50 to 80% of the time up to 512 tokens, and twice the time at 1,024 tokens
 (`python -m benchmarks.short_attention`).
 
 Scores and softmax are fp32, as in flash attention. Products with the probabilities use the format

@@ -44,7 +44,7 @@ class TaskScore:
 
     Attributes:
         metric: the metric with its filter, such as `exact_match,strict-match`.
-        interval: the value and its 95 % interval, whose ends are NaN if there is no standard error.
+        interval: the value and its 95% interval, whose ends are NaN if there is no standard error.
         is_greater_better: None if the harness does not specify it.
     """
 
@@ -250,7 +250,7 @@ def _lines(
             ]
             for score in model.scores
         ]
-        lines.append(render_table([model.model, "", "95 % interval", "rows"], rows))
+        lines.append(render_table([model.model, "", "95% interval", "rows"], rows))
     if differences:
         better = {(s.task, s.metric): s.is_greater_better for s in models[0].scores}
         cells = [
@@ -263,7 +263,7 @@ def _lines(
             ]
             for one in differences
         ]
-        lines.append(render_table(["second minus first", "rows", "", "95 % interval", ""], cells))
+        lines.append(render_table(["second minus first", "rows", "", "95% interval", ""], cells))
     return ["\n\n".join(lines), phrase("evaluation.results_file", file=file)]
 
 

@@ -44,18 +44,18 @@ def format_rate(rate: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Format a share in percent: 0.975 → 97.5 %.
+    """Format a share in percent: 0.975 → 97.5%.
 
-    Only a value of exactly 1 is shown as 100 %, and only exactly 0 as 0 %.
+    Only a value of exactly 1 is shown as 100%, and only exactly 0 as 0%.
     """
     share = float(share)
     if name := not_finite_name(share):
         return name
     if 0.9995 <= share < 1:
-        return "> 99.9 %"
+        return "> 99.9%"
     if 0 < share < 0.0005:
-        return "< 0.1 %"
-    return f"{100 * share:.0f} %" if share in (0, 1) else f"{100 * share:.1f} %"
+        return "< 0.1%"
+    return f"{100 * share:.0f}%" if share in (0, 1) else f"{100 * share:.1f}%"
 
 
 def format_bytes(num_bytes: float) -> str:

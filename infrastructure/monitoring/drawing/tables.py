@@ -104,15 +104,15 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 def _relative(change: float) -> str:
     """Format a relative change in percent.
 
-    -100 % is shown only if a value becomes exactly zero. A small change is shown with two decimals
+    -100% is shown only if a value becomes exactly zero. A small change is shown with two decimals
     if it would be zero with one decimal.
     """
     if change == -1:
-        return "-100 %"
+        return "-100%"
     texts = [f"{100 * change:+z.{digits}f}" for digits in (1, 2, 3, 4)]
     if change > -0.5:
-        return f"{next((text for text in texts[:2] if float(text)), texts[0])} %"
-    return next((f"{text} %" for text in texts if float(text) != -100), "< -99.9999 %")
+        return f"{next((text for text in texts[:2] if float(text)), texts[0])}%"
+    return next((f"{text}%" for text in texts if float(text) != -100), "< -99.9999%")
 
 
 def _number_row(

@@ -30,7 +30,7 @@ class Meter(TypedDict):
 
     Attributes:
         share: the used share, from 0 to 1.
-        level: `fine`, `high` (above 85 %) or `full` (above 95 %). For a processor, the level is
+        level: `fine`, `high` (above 85%) or `full` (above 95%). For a processor, the level is
             always `fine`, because a high load is good.
     """
 
@@ -186,7 +186,7 @@ def _percent_meter(name: str, percent: object, more: str = "") -> Meter | None:
     if not is_number(percent):
         return None
     share = min(1.0, max(0.0, percent / 100))
-    return {"name": name, "share": share, "text": f"{percent:.0f} %{more}", "level": "fine"}
+    return {"name": name, "share": share, "text": f"{percent:.0f}%{more}", "level": "fine"}
 
 
 def _memory_meter(name: str, used: object, total: object) -> Meter | None:

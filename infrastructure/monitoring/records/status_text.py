@@ -117,7 +117,7 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
 
 
 def progress_words(run: LiveRun) -> str:
-    """Describe the progress as far as it is known: `step 120 of 500 · 24.0 %`."""
+    """Describe the progress as far as it is known: `step 120 of 500 · 24.0%`."""
     if run.step is None:
         return phrase("monitoring.no_step_yet")
     text = f"step {run.step:,}"

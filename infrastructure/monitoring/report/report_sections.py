@@ -396,5 +396,5 @@ def stages(view: RunView) -> Markup:
 def _stage_row(record: JsonObject, total: float) -> tuple[str, ...]:
     seconds, what = as_number(record["seconds"]), str(record.get("what", ""))
     ended = f" (ended by {record['error']})" if "error" in record else ""
-    share = f"{100 * seconds / total:.0f} %"
+    share = f"{100 * seconds / total:.0f}%"
     return str(record.get("name", "")), format_duration(seconds), share, what + ended

@@ -555,7 +555,7 @@ def weigh_pairs(trainer: Any) -> None:
     pairs.
 
     TRL collects one number per batch and logs the mean of these numbers. With 14 pairs in batches
-    of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75 %, which is not a
+    of 8 and 6, a pair in the second batch weighs more, and the accuracy may be 75%, which is not a
     whole number of pairs. This function weights each number by the number of pairs in its batch.
     Numbers that TRL does not collect once per batch stay unchanged.
     """

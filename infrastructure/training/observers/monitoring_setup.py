@@ -304,7 +304,7 @@ def monitoring_hooks(
 
 
 def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
-    """Return the alert thresholds, but raise a default CPU threshold to 100 % for CPU training."""
+    """Return the alert thresholds, but raise a default CPU threshold to 100% for CPU training."""
     is_default = limits.cpu_percent == AlertThresholds().cpu_percent
     return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
 

@@ -239,7 +239,7 @@ def test_a_split_that_equal_rows_make_uneven_is_reported(tmp_path: Path, cache: 
 def test_a_split_is_uneven_beyond_what_chance_makes_of_it(
     wanted: float, num_held_out: int, num_train: int, percent: float | None
 ) -> None:
-    """Four standard deviations, of 4 % each for a hundred rows, and one row."""
+    """Four standard deviations, of 4% each for a hundred rows, and one row."""
     notes = module._uneven_split(wanted, num_held_out, num_train)
     noted = f"data.uneven_split(percent={percent}, wanted={100 * wanted})"
     assert notes == [noted] * (percent is not None)

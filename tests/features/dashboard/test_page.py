@@ -47,7 +47,7 @@ def runs(tmp_path: Path) -> Path:
     add(directory, *falling(1, 30), evaluation(15, 1.9), evaluation(30, 1.25))
     samples = [sample(60 - second, step=second // 2) for second in range(60)]
     add(directory, *samples, file=system_file("system"))
-    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93 % is above 90 %"}
+    alert = {"time": time.time(), "step": 29, "rule": "gpu_memory", "message": "93% is above 90%"}
     add(directory, alert, file=system_file("alerts"))
     return folder
 
@@ -57,7 +57,7 @@ def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -
         url = dashboard.url
         browser.open(url)
         assert browser.evaluate(NAMED_LOSS) == "1.069"
-        assert browser.evaluate("document.title") == "75.0 % · 20260101-a · Temper"
+        assert browser.evaluate("document.title") == "75.0% · 20260101-a · Temper"
         assert browser.evaluate("document.querySelectorAll('#curves .uplot').length") == 5
         add(runs / "20260101-a", step_record(36, 0.25))
         browser.wait_for(f"{NAMED_LOSS} === '0.2500'")

@@ -47,7 +47,7 @@ def test_a_look_is_shared_until_its_time_is_over(
     first = looks.look()
     add(directory, step_record(20))
     assert looks.look() is first
-    assert (first.title, first.next_seconds) == ("25.0 % · 20260101-a · Temper", 2.0)
+    assert (first.title, first.next_seconds) == ("25.0% · 20260101-a · Temper", 2.0)
     clock.now = 1.7
     assert looks.look() is first
     clock.now = 1.8  # nine tenths, so that a page that asks in time has new numbers

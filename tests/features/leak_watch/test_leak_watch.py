@@ -63,7 +63,7 @@ def rising(increments: list[int], start: int = GIB) -> list[int]:
     [
         (rising([32 * MIB // 4] * 20), True),  # 32 MiB over four intervals
         (rising([32 * MIB // 4 - 1] * 20), False),
-        (rising([68 * MIB] * 20, 12 * GIB), True),  # 2 % of 12 GiB are 246 MiB
+        (rising([68 * MIB] * 20, 12 * GIB), True),  # 2% of 12 GiB are 246 MiB
         (rising([60 * MIB] * 20, 12 * GIB), False),
         (rising([100 * MIB] * 5 + [81 * MIB] * 15), True),
         (rising([100 * MIB] * 5 + [79 * MIB] * 4 + [0] * 11), False),

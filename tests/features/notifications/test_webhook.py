@@ -32,7 +32,7 @@ def alert(number: int = 0, value: float = 91.5) -> Alert:
         severity="critical",
         value=value,
         limit=85.0,
-        message="memory is 92 % full",
+        message="memory is 92% full",
     )
 
 
@@ -43,7 +43,7 @@ def test_an_alert_arrives_with_all_its_values() -> None:
         sink.close()
     (received,) = server.received
     assert received == {
-        "text": "run-7: critical at step 3: memory is 92 % full",
+        "text": "run-7: critical at step 3: memory is 92% full",
         "source": "run-7",
         **alert(3).record(),
     }
@@ -211,7 +211,7 @@ def test_what_is_no_web_address_is_refused_without_showing_it(
 
 
 def test_slack_and_discord_get_what_they_read() -> None:
-    text = "run: critical at step 0: memory is 92 % full"
+    text = "run: critical at step 0: memory is 92% full"
     assert payload(alert(), "hooks.slack.com", "run") == {"text": text}
     for host in ("discord.com", "ptb.discord.com", "discordapp.com"):
         assert payload(alert(), host, "run") == {"content": text}

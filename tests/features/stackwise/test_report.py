@@ -50,7 +50,7 @@ def viewed(folder: Path, points: PointsByKey = POINTS) -> RunView:
 def test_the_plan_is_shown(tmp_path: Path) -> None:
     page = shown(tmp_path)
     assert "stacks_and_layers(stacks=2, layers=2) stackwise.order_sequential()" in page
-    assert "Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %." in page
+    assert "Of 244 parameters: layers 82.0%, embedding 16.4%, final norm 1.6%." in page
     assert "<td>1: layer 1 of 2</td><td>144</td><td>1 to 4</td>" in page
 
 
@@ -72,7 +72,7 @@ def test_the_whole_section(tmp_path: Path, change: dict[str, Any], described: st
     shape = f"stackwise.stacks_and_layers(stacks=2, layers=2) {described}"
     assert found[:2] == [
         "Block-wise training",
-        f"{shape} Of 244 parameters: layers 82.0 %, embedding 16.4 %, final norm 1.6 %.",
+        f"{shape} Of 244 parameters: layers 82.0%, embedding 16.4%, final norm 1.6%.",
     ]
     if not change:
         columns = ["phase", "parameters", "steps", "loss", "held-out loss"]

@@ -183,7 +183,7 @@ def test_a_long_trial_is_not_pruned_for_being_evaluated_early(tmp_path: Path) ->
     assert study.best_trial.number == 5
     long_one = study.trials[5].intermediate_values
     assert (min(long_one), max(long_one), len(long_one)) == (3, 100, 98)
-    assert long_one[9] == pytest.approx(10.0 * 0.9**20)  # the newest one up to 9 %
+    assert long_one[9] == pytest.approx(10.0 * 0.9**20)  # the newest one up to 9%
     assert long_one[10] == pytest.approx(10.0 * 0.9**30)
 
 
@@ -193,5 +193,5 @@ def test_a_trial_that_is_behind_at_the_same_share_is_pruned(tmp_path: Path) -> N
         study.ask(RATE)
     ends = [trained(tmp_path, n, 40, 10) for n in range(5)]
     assert ends == ["complete"] * 5
-    assert trained(tmp_path, 5, 20, 5) == "pruned"  # 10 * 0.9**10 at 50 %, and they 10 * 0.9**20
+    assert trained(tmp_path, 5, 20, 5) == "pruned"  # 10 * 0.9**10 at 50%, and they 10 * 0.9**20
     assert trained(tmp_path, 6, 80, 5) == "complete"

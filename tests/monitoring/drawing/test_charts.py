@@ -38,14 +38,14 @@ def test_a_figure_gives_scripts_its_numbers_and_units() -> None:
     chart = Chart("", points, marks, format_share, True, True, "hours", False, 3600.0, 1024.0)
     assert numbers_of(chart) == {
         **{"x": [10, 15, 20], "y": [0.25, None, 0.75123], "gaps": [[15, 15]]},
-        **{"marks_x": [123456790], "marks_y": [0.5], "scale": 100, "unit": " %"},
+        **{"marks_x": [123456790], "marks_y": [0.5], "scale": 100, "unit": "%"},
         **{"axis": "hours", "x_unit": 3600, "y_unit": 1024},
         **{"zero": True, "log": True, "noisy": False},
     }
     plain = numbers_of(Chart(""))
     names = ("scale", "unit", "axis", "x_unit", "y_unit", "zero", "log", "noisy")
     assert [plain[name] for name in names] == [1, "", "step", 1, 1, False, False, True]
-    assert [Chart("", points[:1]).last, chart.last] == ["0.7512", "NaN · held out 50.0 %"]
+    assert [Chart("", points[:1]).last, chart.last] == ["0.7512", "NaN · held out 50.0%"]
 
 
 ONE = [(1.0, 0.5)]
@@ -71,7 +71,7 @@ def test_common_curves_come_first_and_of_others_twelve_are_drawn() -> None:
     assert (charts["eval_f1"].points, charts["eval_f1"].marks) == ([], ONE)
     assert "quantum_x" in charts_of({"quantum_x": ONE * 2}, {})
     share = charts_of({"mean_token_accuracy": ONE}, {})["mean_token_accuracy"]
-    assert (share.title, share.last) == ("Tokens predicted correctly (higher is better)", "50.0 %")
+    assert (share.title, share.last) == ("Tokens predicted correctly (higher is better)", "50.0%")
 
 
 @pytest.mark.parametrize(

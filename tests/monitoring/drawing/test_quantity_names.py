@@ -74,7 +74,7 @@ def test_a_tie_is_a_margin_of_rounding_errors() -> None:
 @pytest.mark.parametrize(
     ("key", "shown"),
     [
-        ("eval_exact_match", ("exact match", "50.0 %")),
+        ("eval_exact_match", ("exact match", "50.0%")),
         ("eval_perplexity", ("perplexity", "0.5000")),
         ("eval_other\x1b", ("eval_other�", "0.5000")),
     ],

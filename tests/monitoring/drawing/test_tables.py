@@ -19,10 +19,10 @@ def test_the_table_that_ends_a_training() -> None:
     assert before_after_table(BEFORE, AFTER).splitlines() == [
         "               before   after        change",
         "─────────────  ──────  ──────  ────────────",
-        "held-out loss       8  0.4000       -95.0 %",
-        "exact match     5.0 %  97.0 %  +92.0 points",
-        "  reverse         0 %  97.5 %  +97.5 points",
-        "  sort              –   100 %",
+        "held-out loss       8  0.4000        -95.0%",
+        "exact match      5.0%   97.0%  +92.0 points",
+        "  reverse          0%   97.5%  +97.5 points",
+        "  sort              –    100%",
     ]
 
 
@@ -31,7 +31,7 @@ def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
         {"eval_loss": 8.0, "exact_match": {"all": 0.5}},
         {"eval_loss": 7.9999, "exact_match": {"all": 0.49999}},
     )
-    assert (loss[-1], share[-1]) == ("+0.0 %", "+0.0 points")
+    assert (loss[-1], share[-1]) == ("+0.0%", "+0.0 points")
 
 
 def test_nan_is_shown_and_claims_no_change() -> None:
@@ -48,20 +48,20 @@ def test_numbers_of_a_method_have_readable_names_and_a_direction() -> None:
     before = {"eval_loss": 0.69, "eval_logits/chosen": 1, "eval_rewards/accuracies": 0.0}
     after = {"eval_loss": 0.5, "eval_rewards/margins": 0.25, "eval_rewards/accuracies": 0.75}
     assert before_after_rows(before, after, has_details=False) == [
-        ("held-out loss", "0.6900", "0.5000", "-27.5 %"),
-        (RANKED, "0 %", "75.0 %", "+75.0 points"),
+        ("held-out loss", "0.6900", "0.5000", "-27.5%"),
+        (RANKED, "0%", "75.0%", "+75.0 points"),
         ("margin of chosen over rejected (higher is better)", "–", "0.2500", ""),
     ]
     assert before_after_rows(before, after)[-1] == ("mean logit in chosen answers", "1", "–", "")
 
 
 def test_a_model_that_is_its_own_reference_ranks_no_pair() -> None:
-    """TRL counts a tie as wrong: 0 % would be the measure of a model that is always wrong."""
+    """TRL counts a tie as wrong: 0% would be the measure of a model that is always wrong."""
     before = {"eval_rewards/accuracies": 0.0, "eval_rewards/margins": 1e-9}
     after = {"eval_rewards/accuracies": 0.75, "eval_rewards/margins": 0.5}
-    assert before_after_rows(before, after)[0] == (RANKED, "–", "75.0 %", "")
+    assert before_after_rows(before, after)[0] == (RANKED, "–", "75.0%", "")
     wrong = before | {"eval_rewards/margins": -0.5}
-    assert before_after_rows(wrong, after)[0] == (RANKED, "0 %", "75.0 %", "+75.0 points")
+    assert before_after_rows(wrong, after)[0] == (RANKED, "0%", "75.0%", "+75.0 points")
 
 
 def test_a_loss_without_meaning_is_left_to_the_files() -> None:
@@ -106,7 +106,7 @@ def test_a_rising_loss_and_one_from_nothing_are_shown_as_such() -> None:
         before_after_rows({"eval_loss": before}, {"eval_loss": after})[0][3]
         for before, after in ((2.0, 3.0), (0.0, 1.0), (-1.0, 1.0), (2.0, 1.0))
     ]
-    assert changes == ["+50.0 %", "", "", "-50.0 %"]
+    assert changes == ["+50.0%", "", "", "-50.0%"]
     rows = before_after_rows({"kl": 0.5, "reward": 1.0}, {"kl": 1.0, "reward": 0.5})
     assert [row[3] for row in rows] == ["-0.5000", ""]
 
@@ -116,13 +116,13 @@ def test_only_a_loss_of_nothing_has_fallen_by_all_of_it() -> None:
         after: before_after_rows({"eval_loss": 6.231}, {"eval_loss": after})[0][3]
         for after in (3.0, 0.002, 1e-9, 0.0)
     }
-    assert changes == {3.0: "-51.9 %", 0.002: "-99.97 %", 1e-9: "< -99.9999 %", 0.0: "-100 %"}
+    assert changes == {3.0: "-51.9%", 0.002: "-99.97%", 1e-9: "< -99.9999%", 0.0: "-100%"}
 
 
 def test_a_small_change_is_no_minus_nothing() -> None:
     def change(before: float, after: float) -> str:
         return before_after_rows({"eval_loss": before}, {"eval_loss": after})[0][3]
 
-    assert change(0.69315, 0.69297) == "-0.03 %"
-    assert change(2.0, 2.001) == "+0.05 %"
-    assert change(2.0, 2.0 - 1e-9) == change(2.0, 2.0) == "+0.0 %"
+    assert change(0.69315, 0.69297) == "-0.03%"
+    assert change(2.0, 2.001) == "+0.05%"
+    assert change(2.0, 2.0 - 1e-9) == change(2.0, 2.0) == "+0.0%"

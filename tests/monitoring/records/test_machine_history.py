@@ -23,9 +23,9 @@ def test_meters_show_how_full_things_are_now() -> None:
     history = MachineHistory()
     take(history, [sample(10), sample(0)])
     assert [tuple(meter.values()) for meter in history.meters()] == [
-        ("processor", 0.5, "50 %", "fine"),
+        ("processor", 0.5, "50%", "fine"),
         ("memory", 0.75, "6.0 of 8.0 GiB", "fine"),
-        ("GPU 0", 0.97, "97 % · 71 °C · 65 W", "fine"),
+        ("GPU 0", 0.97, "97% · 71 °C · 65 W", "fine"),
         ("GPU 0 memory", 14 / 15, "14.0 of 15.0 GiB", "high"),
     ]
 
@@ -36,10 +36,10 @@ def test_meters_show_how_full_things_are_now() -> None:
         ({"memory_used_bytes": 2**29}, ("memory", 0.0625, "512.0 MiB of 8.0 GiB", "fine")),
         ({"memory_total_bytes": 0}, None),
         ({"memory_used_bytes": None}, None),
-        ({"gpus": [{"utilization_percent": 250.0}]}, ("GPU", 1.0, "250 %", "fine")),
+        ({"gpus": [{"utilization_percent": 250.0}]}, ("GPU", 1.0, "250%", "fine")),
         (
             {"gpus": [{"index": 3, "utilization_percent": 4.6, "power_watts": 9.6}]},
-            ("GPU 3", 0.046, "5 % · 10 W", "fine"),
+            ("GPU 3", 0.046, "5% · 10 W", "fine"),
         ),
     ],
 )
@@ -142,7 +142,7 @@ def test_each_card_has_its_own_curve() -> None:
     titles = [chart.title for chart in charts_of(history)]
     assert titles[:2] == ["GPU load, %", "GPU load, card 1, %"]
     assert [meter["text"] for meter in history.meters() if meter["name"] == "GPU 1"] == [
-        "12 % · 71 °C · 65 W"
+        "12% · 71 °C · 65 W"
     ]
 
 

@@ -53,7 +53,7 @@ STATES = pytest.mark.parametrize(
         (
             {**RESULT, "status": "finished"},
             "finished",
-            ["Finished at step 40, after 2 min 06 s.", "3 →", "0 % →", "50.0 %"],
+            ["Finished at step 40, after 2 min 06 s.", "3 →", "0% →", "50.0%"],
         ),
         (
             {**RESULT, "status": "stopped", "reason": "Ctrl-C"},
@@ -73,7 +73,7 @@ def require_texts(shown: str, texts: list[str]) -> None:
     plain = shown.replace('<span class="from">', "").replace("</span>", "")
     for text in [
         *(text.replace("{process}", f"{os.getpid()}") for text in texts),
-        "step 29: 93 % is above 90 %",
+        "step 29: 93% is above 90%",
     ]:
         assert text in plain
 
@@ -220,7 +220,7 @@ def test_the_view_of_a_finished_run_has_every_fact_in_its_place(
         "step": 3,
         "total_steps": 40,
         "share_done": 0.075,
-        "progress": "step 3 of 40 · 7.5 %",
+        "progress": "step 3 of 40 · 7.5%",
         "times": "monitoring.steps_took(duration=1.5 s)",
         "seconds_trained": 1.5,
         "seconds_left": None,
@@ -229,8 +229,8 @@ def test_the_view_of_a_finished_run_has_every_fact_in_its_place(
                 **{"name": "Held-out loss (dft)", "value": 1.5, "text": "1.500", "before": "2"},
                 "more": "run.model_of_best_step(step=2)",
             },
-            {"name": "Pairs ranked correctly", "value": 0.75, "text": "75.0 %", "before": "50.0 %"},
-            {"name": "Exact match", "value": 0.5, "text": "50.0 %", "before": "25.0 %"},
+            {"name": "Pairs ranked correctly", "value": 0.75, "text": "75.0%", "before": "50.0%"},
+            {"name": "Exact match", "value": 0.5, "text": "50.0%", "before": "25.0%"},
             {"name": "Tokens per second", "value": 200.0, "text": "200"},
             {"name": "Time per step", "value": 0.5, "text": "500 ms"},
             {"name": "Tokens", "value": 300.0, "text": "300"},
@@ -240,9 +240,9 @@ def test_the_view_of_a_finished_run_has_every_fact_in_its_place(
         "error": "E: late",
         "problems": [],
         "before_after": [
-            ("held-out loss (dft)", "2", "1.500", "-25.0 %"),
-            ("pairs ranked correctly (higher is better)", "50.0 %", "75.0 %", "+25.0 points"),
-            ("exact match", "25.0 %", "50.0 %", "+25.0 points"),
+            ("held-out loss (dft)", "2", "1.500", "-25.0%"),
+            ("pairs ranked correctly (higher is better)", "50.0%", "75.0%", "+25.0 points"),
+            ("exact match", "25.0%", "50.0%", "+25.0 points"),
         ],
         "example": {"prompt": "p"},
         "evaluated": ["epoch", "eval_loss", "kind", "step"],

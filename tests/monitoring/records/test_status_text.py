@@ -172,4 +172,4 @@ def test_the_state_is_one_sentence_with_the_reason(
     os.utime(run / "metrics.jsonl", (0, 0))
     with closing(LiveRun(run)) as shown:
         assert state_words(shown) == words
-        assert progress_words(shown) == "step 1,250 of 40 · 100 %"
+        assert progress_words(shown) == "step 1,250 of 40 · 100%"

@@ -230,11 +230,11 @@ def test_a_forecast_is_compared_with_what_came() -> None:
     }
     assert cells(sections.forecast(view)) == [
         *("Forecast", "forecast", "actual", "error"),
-        *("time from the first step to the end", "1 min 00 s", "50 s", "+20.0 %"),
-        *("monitoring.forecast_time_since_resume(step=4)", "1 min 00 s", "50 s", "+20.0 %"),
-        *("run directory on disk", "1.0 MiB", "2.0 MiB", "-50.0 %"),
-        *("backup at the destination", "1.0 MiB", "2.0 MiB", "+0 %"),
-        *("peak memory of training", "1.0 MiB", "2.0 MiB", "+100 %"),
+        *("time from the first step to the end", "1 min 00 s", "50 s", "+20.0%"),
+        *("monitoring.forecast_time_since_resume(step=4)", "1 min 00 s", "50 s", "+20.0%"),
+        *("run directory on disk", "1.0 MiB", "2.0 MiB", "-50.0%"),
+        *("backup at the destination", "1.0 MiB", "2.0 MiB", "+0%"),
+        *("peak memory of training", "1.0 MiB", "2.0 MiB", "+100%"),
         *("setting", "value", "decided by", "batch", "3", "measured", "odd", "None", "None"),
     ]
 
@@ -248,7 +248,7 @@ def test_each_stage_has_its_share_of_the_last_session(num_sessions: int, since: 
     view: Any = {"stages": stages, "num_sessions": num_sessions}
     assert cells(sections.stages(view)) == [
         f"monitoring.timing_heading(since={since})",
-        *("stage", "time", "share", "description", "model", "1.0 s", "25 %"),
-        *("save", "3.0 s", "75 %", "saving (ended by OSError)"),
+        *("stage", "time", "share", "description", "model", "1.0 s", "25%"),
+        *("save", "3.0 s", "75%", "saving (ended by OSError)"),
     ]
     assert sections.stages({**view, "stages": [{"name": "x", "seconds": 0}]}) == ""

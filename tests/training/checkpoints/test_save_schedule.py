@@ -130,7 +130,7 @@ def test_the_time_that_is_left(clock: Clock) -> None:
 
 
 def test_without_costs_a_deadline_is_near_at_its_share(clock: Clock) -> None:
-    """2 % of the time, at most half a minute, and nothing is reserved."""
+    """2% of the time, at most half a minute, and nothing is reserved."""
     for deadline_seconds, margin in ((1000, 20), (100_000, 30)):
         schedule = SaveSchedule(None, deadline_seconds=deadline_seconds, clock=clock)
         clock.now += deadline_seconds - margin - 0.5

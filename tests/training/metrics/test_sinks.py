@@ -45,11 +45,11 @@ def test_a_console_line_reads_well() -> None:
 def test_an_evaluation_line_names_every_number() -> None:
     record = {**EVALUATION, "eval_exact_match": 0.975, "note\n": "a\x1bb", "loss": math.nan}
     assert console_line(record) == (
-        "step 20  epoch 1  loss NaN  held-out loss 2.500  exact match 97.5 %  note  a�b"
+        "step 20  epoch 1  loss NaN  held-out loss 2.500  exact match 97.5%  note  a�b"
     )
     by_turn = {"eval_loss_later_answers": 7.8741, "eval_end_accuracy": 0.25, "eval_own": 0.5}
     assert console_line({"step": 20, **by_turn}) == (
-        "step 20  loss of later answers 7.874  answer ends predicted correctly 25.0 %"
+        "step 20  loss of later answers 7.874  answer ends predicted correctly 25.0%"
         "  eval_own 0.5000"
     )
 

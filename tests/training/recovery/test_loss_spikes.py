@@ -33,7 +33,7 @@ def watching(losses: list[float]) -> LossSpikeDetector:
         ([1.0] * 19 + [0.0], 8, 5.0),
         ([0.0] * 20, 8, math.inf),  # no multiple of 0 is a limit
         ([9.0] * 26 + [1.0] * 25, 8, 25.0),  # of the last 50 as many are 9 as 1
-        ([1000.0] * 50 + [1.0] * 50, 8, 21.0),  # 2 % of the highest median above the median
+        ([1000.0] * 50 + [1.0] * 50, 8, 21.0),  # 2% of the highest median above the median
     ],
 )
 def test_the_limit_is_five_times_the_usual_loss(

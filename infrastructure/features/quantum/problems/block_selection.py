@@ -9,11 +9,11 @@ Fisher, which uses the data's own labels, is not a curvature: Kunstner et al. 20
 1905.12558.)
 
 Measured on tiny models: the effect of one step is predicted very well (correlation 0.99), but not
-which blocks train best until the next decision. The quadratic term is 2 to 10 % of the linear one,
+which blocks train best until the next decision. The quadratic term is 2 to 10% of the linear one,
 so the optimum is nearly always the k largest decreases. This choice is as good as the k largest
 gradient norms, which need no second backward pass. The problem exists for comparison, not because
 its choices are better. A cost budget that charges for every block that the backward pass reaches,
-chosen or not, was also tried. It chose nearly all blocks, at a cost 23 % above training all blocks
+chosen or not, was also tried. It chose nearly all blocks, at a cost 23% above training all blocks
 without a decision.
 """
 

@@ -44,7 +44,7 @@ def exchanged(
     """Exchange each chosen example in turn for the example that lowers the distance most.
 
     The search ends when a pass changes nothing, or after `num_passes`. After a greedy choice, the
-    search took milliseconds. For a tenth of the pool, the distance reached was 1 to 8 % above the
+    search took milliseconds. For a tenth of the pool, the distance reached was 1 to 8% above the
     lowest that any search found; for a half, it was equally low.
 
     Args:

@@ -274,7 +274,7 @@ def test_a_plan_is_shown_with_its_largest_phase_and_all_notes() -> None:
     ]
     assert [of_all, memory, finished, cached] == [
         "stackwise.plan_parameters(total=2.00 B, layers=999,999,"
-        " others=embedding 2.00 B (> 99.9 %))",
+        " others=embedding 2.00 B (> 99.9%))",
         "stackwise.memory_without_activations(description=stackwise.memory_parts("
         "weights=12.0 MiB, gradients=6.0 MiB, optimizer=3.0 MiB))",
         "stackwise.finished_layers_stored(form=8 bits (fp8))",
