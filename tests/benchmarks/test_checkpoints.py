@@ -15,7 +15,7 @@ from infrastructure.backup.format.objects import ObjectFiles
 from infrastructure.backup.format.store import Store
 from tests.forks import run_forked
 
-SMALL_MEGABYTES = 12
+SMALL_MEGABYTES = 6
 
 
 def test_a_save_writes_little_more_than_what_changed() -> None:

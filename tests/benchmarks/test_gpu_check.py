@@ -17,8 +17,12 @@ from tests.slow import slow
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench with short rows, in a process whose other tests may use any operation."""
+    """A bench with a few short rows and a narrow model, in a process whose other tests may use any
+    operation."""
     monkeypatch.setattr(bench, "ROW_CHARACTERS", 100)
+    monkeypatch.setattr(bench, "NUM_ROWS", 80)
+    narrow = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 2048}
+    monkeypatch.setitem(bench.SHAPES, "tiny", {**bench.TINY, **narrow})
     monkeypatch.setattr(numerics.torch, "use_deterministic_algorithms", lambda on: None)
     return Bench(tmp_path, "cpu")
 

@@ -7,7 +7,7 @@ from benchmarks.stackwise_memory import arms, compared, measure, missed_goals
 from benchmarks.stackwise_model import Shape
 from benchmarks.tensor_peak import TensorPeak
 
-SMALL = Shape(divisor=8, num_layers=4, length=16, batch_size=1)
+SMALL = Shape(divisor=32, num_layers=4, length=16, batch_size=1)
 
 
 def test_a_storage_counts_once_and_until_it_is_freed() -> None:

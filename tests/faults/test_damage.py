@@ -10,7 +10,7 @@ from infrastructure.core.errors import CheckpointError
 from tests.faults.memory_files import Files, MemoryFiles
 from tests.faults.store_history import ROOT, step_that_loads, tensors_at
 
-NUM_OBJECT_BITS = 3000
+NUM_OBJECT_BITS = 1000
 
 
 @pytest.fixture

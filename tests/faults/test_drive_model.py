@@ -5,7 +5,7 @@ import pytest
 from infrastructure.backup.replication.copier import Copier
 from tests.faults.drive_model import MUTANTS, deaths_of, rotation
 
-NUM_DEATHS = 400
+NUM_DEATHS = 300
 # How many deaths it takes, and from which seed on: most histories do not show the first defect.
 MUTANT_DEATHS = {"prune at once": (50, 50), "manifest first": (50, 0), "believe the mount": (50, 0)}
 

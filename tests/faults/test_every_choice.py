@@ -119,7 +119,7 @@ def test_every_choice_trains_and_goes_on_after_a_kill(
     rows = rows_of(
         [one for one in trainable(quick=True) if one.key != SOLVER], base_settings(tmp_path)
     )
-    problems = problems_of([Row(), *rows], trainings, tmp_path, saved_llama, kill=True)
+    problems = problems_of(rows, trainings, tmp_path, saved_llama, kill=True)
     assert not problems, "\n".join(f"{row}: {problem}" for row, problem in problems.items())
 
 

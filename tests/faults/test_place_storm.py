@@ -25,7 +25,7 @@ def require_truth(outcome: Outcome) -> None:
 
 
 def test_no_status_claims_more_than_was_seen_and_its_promise_is_kept() -> None:
-    require_truth(storm(22))
+    require_truth(storm(10))
 
 
 def test_a_folder_that_somebody_else_changes_keeps_the_promise() -> None:

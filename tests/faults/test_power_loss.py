@@ -70,7 +70,7 @@ def test_saving_goes_on_after_any_of_them() -> None:
 @pytest.mark.parametrize("mutant", [NoFileSync, NoDirectorySync])
 def test_a_missing_sync_is_found(mutant: type[MemoryFiles]) -> None:
     files = mutant()
-    _, lost = lost_states(files, history_of(files))
+    _, lost = lost_states(files, history_of(files), num_saves=2)
     assert lost > 0
 
 

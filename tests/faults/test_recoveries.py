@@ -9,7 +9,7 @@ from tests.faults.recovery_model import (
     short_of_memory,
     transformer,
 )
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 
 
 def test_memory_that_runs_out_anywhere_changes_nothing() -> None:
@@ -18,6 +18,7 @@ def test_memory_that_runs_out_anywhere_changes_nothing() -> None:
     assert outcome.is_right
 
 
+@slow
 def test_nor_does_it_on_a_real_transformer() -> None:
     outcome = transformer(range(3, 4))
     assert outcome.points == len(PLACES)

@@ -10,6 +10,7 @@ from tests.faults.judge import complaints, run_in_fork
 SIX = ("--trials", "6", "--seed", "3", "--no-defects")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_whatever_is_damaged_is_healed_or_named() -> None:
     cases = "--cases=finished, no place;stopped, no place"

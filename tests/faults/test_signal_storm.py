@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.judge import complaints, run_in_fork
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 
 MODULE = "tests.faults.signal_storm"
 
 
+@slow  # tests/field/test_stops.py has a signal in each part of such a run
 def test_a_method_that_gets_signals_loses_no_step_and_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
