@@ -221,7 +221,7 @@ def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
     assert (found["leaf"], found["numpy"], found["extra"]) == ("1.6", "2.1", "0.9")
 
 
-@first_with("pip")
+@first_with("uv")
 def test_a_failed_installer_fails_the_cell_with_its_words(ready: Notebook) -> None:
     ready.has(leaf=None, numpy="2.1", extra="1.0")
     done = ready.python(INSTALL, wheels="nowhere")
@@ -286,7 +286,7 @@ def test_an_installation_that_was_killed_is_mended(ready: Notebook) -> None:
     assert not ready.marker.exists()
 
 
-@first_with("pip")
+@first_with("uv")
 def test_unsloth_only_where_it_is_requested(ready: Notebook) -> None:
     ready.has(leaf="1.5", numpy="2.1", extra="1.0")
     assert ready.python("import colab; colab.install(with_unsloth=True)").code == 0
@@ -329,7 +329,7 @@ def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
     assert ready.versions()["numpy"] == "2.1"
 
 
-@first_with("pip", "uv")
+@first_with("uv")
 def test_the_installer_s_words_are_kept(ready: Notebook) -> None:
     ready.has(leaf=None)
     assert ready.python(INSTALL).code == 0

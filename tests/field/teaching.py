@@ -289,7 +289,7 @@ def healthy(inputs: Inputs) -> list[Case]:
         of_settings("same bits", name, True, inputs._changed(inputs.healthy[name], {}))
         for name in plain
     ]
-    lora = {"lora_config": {"r": 4}}
+    lora, past_20 = {"lora_config": {"r": 4}}, {"max_steps": 25}
     odd = [{"prompt": f"{n} +", "answer": f"{n}", "task": ("odd", "even")[n % 2]} for n in range(9)]
     tied = ("tied_steps",)
     long = {"rejected": " ".join(["word"] * 60)}
@@ -308,7 +308,12 @@ def healthy(inputs: Inputs) -> list[Case]:
             *("own loop", "batches of one row", True),
             own(log_frequency=1, batch_size=1, learning_rate=3e-3),
         ),
-        of_settings("dpo", "LoRA, whose A has no gradient at first", True, of("dpo", model=lora)),
+        of_settings(
+            "dpo",
+            "LoRA, whose A has no gradient at first",
+            True,
+            of("dpo", model=lora, training=past_20),
+        ),
         of_settings(
             *("orpo", "one long answer", True),
             of("orpo", [*rows_of("pairs"), rows_of("pairs")[0] | long], data={"max_length": 32}),

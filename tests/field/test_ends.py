@@ -15,6 +15,7 @@ from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.models.model_manager import load_saved
 from infrastructure.run.directory import RunDirectory
 from tests.deployment.runs import deploy, small_settings
+from tests.slow import slow_but
 
 BASE_END = 2
 CHATML = (
@@ -40,7 +41,7 @@ def ends_of(folder: Path) -> Any:
     return json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
+@pytest.mark.parametrize("lora", slow_but([{"r": 4}], [None, {"r": 4}]))
 def test_r1_a_saved_model_ends_where_it_was_taught_to(
     saved_llama: Path, tmp_path: Path, lora: dict[str, int] | None
 ) -> None:

@@ -108,7 +108,7 @@ def test_d9_a_changed_run_passes_for_none_of_its_settings(folder: Path, changed:
     assert len(runs_of(folder)) == 3
 
 
-def test_d9_what_changed_is_shown_wherever_the_run_is_shown(
+def test_d9_what_changed_is_shown_wherever_the_run_is_shown_and_comes_with_its_version(
     changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [entry] = record_of(changed)["history"]
@@ -140,17 +140,6 @@ def test_d9_what_changed_is_shown_wherever_the_run_is_shown(
     card = (early / "README.md").read_text()
     assert "`learning_rate` 0.001," in card
     assert "Changed during the run" not in card
-
-
-def test_d9_a_finished_run_resumes_where_a_command_accepts_more_steps(folder: Path) -> None:
-    assert train("--max-steps", "2") == ExitCode.DONE
-    assert train("--max-steps", "4", "--accept", "max_steps") == ExitCode.DONE
-    [run] = runs_of(folder)
-    assert summary_of(run)["steps"] == 4
-
-
-def test_d9_a_version_brings_its_history_along(folder: Path, changed: Path) -> None:
-    [entry] = record_of(changed)["history"]
     assert history_of(RunDirectory(changed)) == [entry]
     assert history_of(RunDirectory(changed), 3) == []
     # Who goes back behind the change has not made it, in run.json neither.
@@ -160,6 +149,14 @@ def test_d9_a_version_brings_its_history_along(folder: Path, changed: Path) -> N
     assert not record_of(changed).get("history")
 
 
+def test_d9_a_finished_run_resumes_where_a_command_accepts_more_steps(folder: Path) -> None:
+    assert train("--max-steps", "2") == ExitCode.DONE
+    assert train("--max-steps", "4", "--accept", "max_steps") == ExitCode.DONE
+    [run] = runs_of(folder)
+    assert summary_of(run)["steps"] == 4
+
+
+@slow  # test_rest.py has it without the command, as F20
 def test_d9_a_change_that_no_step_follows_is_not_recorded(folder: Path) -> None:
     """F20, too: the last settings are those of the steps that were trained."""
     assert train("--max-steps", "3", "--learning-rate", "1e-3") == ExitCode.DONE

@@ -28,7 +28,7 @@ from tests.field.identity_changes import (
     is_quiet,
     nudge,
 )
-from tests.slow import slow
+from tests.slow import slow, slow_but
 from tests.training.hf_bridge.tiny_trainer import (
     Rows,
     settings,
@@ -81,20 +81,21 @@ def test_d4_a_reward_is_compared_with_what_it_imports_and_compares_with(table: T
         assert refused(table, "grpo", edit_text(name, old, new)) == ("reward_funcs",)
 
 
-@pytest.mark.parametrize("route", ["own-lora", "dpo"])
+@pytest.mark.parametrize("route", slow_but(["own-lora"], ["own-lora", "dpo"]))
 def test_d5_the_configuration_of_the_base_is_compared(table: Table, route: str) -> None:
     edit = edit_json(identity_changes.config_file, rms_norm_eps=1e-3)
     assert "model_config" in refused(table, route, edit)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("callback-lora: lora_alpha=32", "callback-lora: lora_dropout=0.5"),
-        *("callback-lora: use_rslora=True", "callback-full: config.attn_pdrop"),
-        *("callback-own: the collator's file", "callback-own: a partial loss", "dpo: beta"),
-    ],
-)
+# Of what a Trainer is made from; LoRA's other settings are compared as the first one is.
+MADE_FROM = [
+    *("callback-lora: lora_alpha=32", "callback-full: config.attn_pdrop"),
+    *("callback-own: the collator's file", "callback-own: a partial loss", "dpo: beta"),
+    *("callback-lora: lora_dropout=0.5", "callback-lora: use_rslora=True"),
+]
+
+
+@pytest.mark.parametrize("what", slow_but(MADE_FROM[:5], MADE_FROM))
 def test_d7_what_a_trainer_is_made_from_is_compared(table: Table, what: str) -> None:
     change = named(what)
     assert is_as_expected(change, table.result(change))
@@ -124,9 +125,14 @@ TEN = [
     *("callback-own: an own callback", "callback-table: row 9"),
     *("own-lora: generation_config.json", "own-lora: the base's weights"),
 ]
+QUICK = [
+    *("callback-full: another version of torch", "callback-full: eval_steps=3"),
+    *("callback-lora: two weights exchanged", "callback-own: a closure"),
+    *("callback-table: row 9", "own-lora: the base's weights"),
+]
 
 
-@pytest.mark.parametrize("what", TEN)
+@pytest.mark.parametrize("what", slow_but(QUICK, TEN))
 def test_each_change_is_refused_recorded_or_harmless(table: Table, what: str) -> None:
     change = named(what)
     result = table.result(change)
@@ -156,7 +162,10 @@ def test_what_means_nothing_is_neither_refused_nor_mentioned(table: Table) -> No
     assert wrong == {}
 
 
-@pytest.mark.parametrize("what", ["callback-full: output_dir='elsewhere'", "callback-own: nothing"])
+CALM = ["callback-full: output_dir='elsewhere'", "callback-own: nothing"]
+
+
+@pytest.mark.parametrize("what", slow_but(CALM[1:], CALM))
 def test_a_healthy_resumption_is_quiet(table: Table, what: str) -> None:
     [change] = [change for change in harmless() if str(change) == what]
     result = table.result(change)

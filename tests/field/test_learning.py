@@ -45,7 +45,6 @@ def recoveries(folder: Path) -> list[dict[str, Any]]:
 
 
 QUICK = (
-    "own loop: a margin that is reached",
     "dpo: beta 0",
     "dpo: equal after the cut",
     "grpo: None for all answers",
@@ -84,7 +83,7 @@ HEALTHY = (
 )
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", slow_but([one for one in HEALTHY if "ties" not in one], HEALTHY))
 def test_s1_a_healthy_training_is_left_alone(inputs: Inputs, tmp_path: Path, name: str) -> None:
     """All others are in `make prove-learning`."""
     case = case_of(teaching.healthy(inputs), name)
@@ -218,7 +217,7 @@ def test_f6_every_column_reaches_the_reward_function(inputs: Inputs, tmp_path: P
             assert given[name][index] == by_answer[answer].get(name), name
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo"])
+@pytest.mark.parametrize("method", slow_but(["dpo"], ["sft", "dpo"]))
 def test_f16_the_report_has_its_numbers_whatever_else_is_written_to(
     inputs: Inputs, tmp_path: Path, method: str
 ) -> None:

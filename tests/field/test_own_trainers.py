@@ -19,6 +19,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.faults.kill_storm import in_child
+from tests.slow import slow_but
 from tests.training.hf_bridge.own_trainers import NAME, callback_of, trained
 from tests.training.hf_bridge.tiny_trainer import settings, stop_passes, trainer_of, weights
 
@@ -85,7 +86,7 @@ def test_s5_patience_goes_on_where_it_was(
     assert all(torch.equal(result["weights"][n], w) for n, w in expected["weights"].items())
 
 
-@pytest.mark.parametrize("kind", ["early", "adapter"])
+@pytest.mark.parametrize("kind", slow_but(["adapter"], ["early", "adapter"]))
 def test_s6_the_best_model_comes_back_from_the_place_alone(
     tmp_path: Path, kind: str, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:

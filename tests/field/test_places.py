@@ -47,6 +47,7 @@ from tests.colab.test_hub_data import PATH as HUB_PATH
 from tests.deployment.runs import deploy, small_config
 from tests.features.notifications.test_webhook import alert
 from tests.features.notifications.webhook_server import alerts_to, webhook_server
+from tests.slow import slow_but
 from tests.training.methods.method_runs import in_fork
 
 __all__ = ["file_server"]
@@ -410,7 +411,7 @@ def test_p4_an_alert_that_breaks_its_sender_loses_no_other() -> None:
     assert alerts.lost == (1, "it failed (UnicodeEncodeError)")
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", slow_but([True], [False, True]))
 def test_f18_an_export_killed_in_its_read_back_can_be_run_again(
     is_there: bool, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ from tests.field.results import (
     train,
     train_seeing,
 )
+from tests.slow import slow, slow_but
 from tests.training.seeing_models import save_llava
 
 
@@ -63,7 +64,7 @@ def end_of(folder: Path) -> int:
     return number
 
 
-@pytest.mark.parametrize("kind", ["dpo", "dpo lora"])
+@pytest.mark.parametrize("kind", slow_but(["dpo lora"], ["dpo", "dpo lora"]))
 def test_r1_a_model_of_a_method_ends_where_its_template_does(kind: str, tmp_path: Path) -> None:
     base = save_base(tmp_path / "base", "qwen2")
     assert ends_of(base) == [2]
@@ -72,7 +73,10 @@ def test_r1_a_model_of_a_method_ends_where_its_template_does(kind: str, tmp_path
     assert plain_answers(run / "final") == tempers_answers(run)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral, router logits"])
+MIXTURE = "mixtral, router logits"
+
+
+@pytest.mark.parametrize("family", slow_but([MIXTURE], ["llama", "gpt2", MIXTURE]))
 def test_f3_a_family_answers_as_it_was_measured(family: str, tmp_path: Path) -> None:
     line = result(tmp_path, family, "full")
     assert line.holds, line.what
@@ -85,9 +89,10 @@ def test_f3_router_logits_train_and_are_left_out_of_what_is_saved(tmp_path: Path
     assert plain_answers(run / "final") == tempers_answers(run)
 
 
-@pytest.mark.parametrize(
-    "name", ["all of sampling, greedy", "early_stopping without beams", "scores without a dict"]
-)
+UNWRITTEN = ("all of sampling, greedy", "early_stopping without beams", "scores without a dict")
+
+
+@pytest.mark.parametrize("name", slow_but(UNWRITTEN[:1], UNWRITTEN))
 def test_f1_a_generation_configuration_that_is_not_written_is_mended(
     name: str, tmp_path: Path
 ) -> None:
@@ -99,6 +104,7 @@ def test_f1_a_generation_configuration_that_is_not_written_is_mended(
     assert not set(ODD[name]) - {"do_sample"} & set(saved)
 
 
+@slow
 def test_f1_what_is_sampled_with_stays_in_the_saved_model(tmp_path: Path) -> None:
     line = odd(tmp_path, "sampling")
     assert line.holds, line.what
@@ -153,9 +159,18 @@ def test_f2_a_base_of_4_bits_is_merged_and_not_trained_in_full(tmp_path: Path) -
     assert plain_answers(tmp_path / "merged") == tempers_answers(run)
 
 
-def test_f2_a_merged_model_has_the_base_that_its_lora_was_trained_beside(tmp_path: Path) -> None:
-    base = save_base(tmp_path / "base", "llama")
-    run = train(tmp_path, base, "qlora", max_steps=6)
+@pytest.fixture(scope="module")
+def qlora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The base, and the run of a LoRA that was trained beside its 4 bits."""
+    folder = tmp_path_factory.mktemp("qlora")
+    base = save_base(folder / "base", "llama")
+    return base, train(folder, base, "qlora", max_steps=6)
+
+
+def test_f2_a_merged_model_has_the_base_that_its_lora_was_trained_beside(
+    qlora: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, run = qlora
     export_model(RunDirectory(run), None, tmp_path / "merged", ExportRequest(part=Part.MERGED))
     name = "model.layers.1.mlp.down_proj.weight"
     lora = load_file(run / "final" / "adapter_model.safetensors")
@@ -169,11 +184,10 @@ def test_f2_a_merged_model_has_the_base_that_its_lora_was_trained_beside(tmp_pat
 
 
 def test_f2_a_lora_is_measured_beside_the_base_that_it_was_trained_beside(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    qlora: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = save_base(tmp_path / "base", "llama")
-    run = train(tmp_path, base, "qlora", max_steps=6)
-    words = ["eval", str(run), str(tmp_path / "rows.jsonl"), "--json"]
+    _, run = qlora
+    words = ["eval", str(run), str(run.parents[1] / "rows.jsonl"), "--json"]
     losses = {}
     for given in ("", "4bit", "none"):
         assert main([*words, *(["--quantization", given] if given else [])]) == 0
@@ -193,9 +207,18 @@ def test_f4_a_lora_on_a_tied_head_is_merged_into_a_head_of_its_own(tmp_path: Pat
     assert not torch.equal(saved["lm_head.weight"], embedding)
 
 
-def test_f5_a_lora_has_the_learning_rate_of_a_lora_however_it_is_given(tmp_path: Path) -> None:
-    base = save_base(tmp_path / "base", "llama")
-    run = train(tmp_path, base, "lora", max_steps=1)
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The base, and the run of a LoRA of one step."""
+    folder = tmp_path_factory.mktemp("lora")
+    base = save_base(folder / "base", "llama")
+    return base, train(folder, base, "lora", max_steps=1)
+
+
+def test_f5_a_lora_has_the_learning_rate_of_a_lora_however_it_is_given(
+    lora: tuple[Path, Path],
+) -> None:
+    base, run = lora
     for name in (run, run / "final"):
         config = DeploymentConfig(model={"name": str(name)})
         rate = learning_rate_for(config.training, config.model, from_scratch=False)
@@ -208,11 +231,13 @@ def test_f5_a_lora_has_the_learning_rate_of_a_lora_however_it_is_given(tmp_path:
 
 @pytest.mark.parametrize("more", [[], ["--method", "dpo"]])
 def test_f5_no_lora_is_refused_for_a_lora(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str],
+    lora: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    base = save_base(tmp_path / "base", "llama")
-    run = train(tmp_path, base, "lora", max_steps=1)
-    words = ["train", str(tmp_path / "rows.jsonl"), "--model", str(run), "--no-lora", *more]
+    _, run = lora
+    words = ["train", str(run.parents[1] / "rows.jsonl"), "--model", str(run), "--no-lora", *more]
     assert main([*words, "--output-dir", str(tmp_path / "other")]) == 2
     assert "deployment.lora_despite_full_fine_tuning" in capsys.readouterr().err
 
@@ -416,9 +441,10 @@ def test_r1_a_run_on_pictures_whose_saved_processor_differs_is_not_finished(
     assert not RunDirectory(run).is_finished()
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), [("llava", "full"), ("gemma3, pictures", "lora"), ("llava", "dpo")]
-)
+SEEN = [("llava", "full"), ("gemma3, pictures", "lora"), ("llava", "dpo")]
+
+
+@pytest.mark.parametrize(("family", "kind"), slow_but([SEEN[0], SEEN[2]], SEEN))
 def test_f3_a_model_that_sees_answers_as_it_was_measured(
     family: str, kind: str, tmp_path: Path
 ) -> None:

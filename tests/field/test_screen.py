@@ -15,6 +15,7 @@ from infrastructure.config.sources.spelling import as_keyword
 from infrastructure.core.errors import InputError
 from infrastructure.core.messages import WORDS, Speller, as_key, phrase, spelled_by
 from tests.data.builders import write_jsonl
+from tests.slow import slow
 
 # Texts of people that look like settings, and like words that stand beside one.
 HOSTILE = [
@@ -187,6 +188,7 @@ def test_s10_rows_stand_on_the_screen_as_in_the_file(
     assert main(["ask", str(model), "What is training.seed = 3?"]) == 0
 
 
+@slow
 def test_s10_rows_stand_in_a_notebook_as_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", slow_but(["plain", "own class"], FORMS))
+@pytest.mark.parametrize("form", slow_but(["plain"], FORMS))
 def test_f12_a_script_without_a_guard_trains(saved_llama: Path, tmp_path: Path, form: str) -> None:
     kind, call, read_as = FORMS[form]
     rows = [{"prompt": f"{n} plus {n % 7}", "completion": str(n + n % 7)} for n in range(900)]

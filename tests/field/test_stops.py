@@ -19,12 +19,15 @@ from tests.deployment.runs import (
     start_temper,
     write_settings,
 )
+from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import configuration, in_fork, run_folder, train
 
 TWICE = ((signal.SIGINT,) * 2, (signal.SIGINT,) * 3, (signal.SIGTERM, signal.SIGINT, signal.SIGINT))
 
 
-@pytest.mark.parametrize("numbers", TWICE)
+@pytest.mark.parametrize(
+    "numbers", [TWICE[2], *(pytest.param(numbers, marks=slow) for numbers in TWICE[:2])]
+)
 def test_f9_any_sequence_of_signals_in_a_method_of_trl_saves_the_steps(
     tmp_path: Path, saved_llama: Path, numbers: tuple[int, ...]
 ) -> None:
@@ -99,7 +102,7 @@ def test_w3_a_rank_whose_partner_never_comes_ends_at_its_timeout(tmp_path: Path)
     assert (process.returncode, "training.rank_of_size(rank=1," in errors) == (75, True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_w3_a_rank_whose_partner_never_comes_answers_a_signal(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -115,7 +118,7 @@ def test_w3_a_rank_whose_partner_never_comes_answers_a_signal(
     assert process.returncode in (128 + number, -number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_f9_a_signal_in_the_last_step_of_a_method_finishes_the_run_and_trains_no_further_step(
     tmp_path: Path, saved_llama: Path, number: int
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.forks import Forked, forked_python, server_name
 from tests.monitoring.browser import Browser, open_browser
 from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, copy_into, variables
+from tests.slow import slow
 
 pytest.importorskip("jupyterlab", reason="Colab's column shows notebooks without JupyterLab")
 pytest.importorskip("ipywidgets", minversion="8", reason="JupyterLab shows none of version 7")
@@ -79,6 +80,7 @@ def _address(log: Path, process: Forked) -> str:
     raise AssertionError(log.read_text())
 
 
+@slow  # test_run_all.py runs its cells, tests/colab/test_live_panel.py shows its panel in a browser
 @pytest.mark.timeout(600)
 def test_the_quickstart_shows_form_panel_and_report(tmp_path: Path) -> None:
     notebook = copy_into(tmp_path / "lab", NOTEBOOKS[0])

@@ -24,9 +24,9 @@ tests.forks.share_server({name!r})
 tests.deployment.runs.detached_trainings_are_forks().start()
 """
 EACH = pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
-# Of what these do, other tests run the long parts: quantum steps, stacks, a search, measuring and
-# exporting.
-LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("03", "04", "05", "07")]
+# Of what these do, other tests run the long parts: data of one's own from a form, quantum steps,
+# stacks, a search, measuring and exporting.
+LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "03", "04", "05", "07")]
 QUICK = [path for path in NOTEBOOKS[1:] if path not in LONG]
 
 
