@@ -131,7 +131,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "8 → 0.5000",
         "held-out loss 8 0.5000 -93.8%",
         "exact match 0% 95.0% +95.0 points",
-        "reverse 0 % 95.0%",
+        "reverse 0% 95.0%",
         "Before aaa After as expected cba",
         "4,000 rows read",
         "2 + 2 = ⟦4⟧",
