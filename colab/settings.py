@@ -16,7 +16,7 @@ def configure(
     """Build a configuration, for `show_form` or `train`.
 
     Later sources take precedence: defaults, file, preset, cell, environment, form. So a notebook
-    can be run with other values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
+    can be run with different values without changing it: `TEMPER_PRESET=ci`, `BATCH_SIZE=4`.
 
     Args:
         preset: a name in `infrastructure.config.merging.presets.PRESETS`.

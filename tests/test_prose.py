@@ -37,6 +37,10 @@ HABITS = {
     r"mend(?:s|ed|ing)?": "fix",
     r"the place\b(?! of)": "the backup destination",
     r"brought back|bring(?:s|ing)? back": "restore",
+    r"main memory": "CPU memory, system memory",
+    r"number formats?": "dtype",
+    r"with other (?:settings|data|values)": "with different settings",
+    r"\d+ %(?! \d)": "97.5%, without a space",
     r"the others? (?:lies?|stands?)|lies there|where (?:all|everything) lies": "is in",
 }
 # The table of CONTRIBUTING that shows what not to write.

@@ -146,7 +146,7 @@ class HardLimit:
     def tighten(self, used_bytes: int) -> None:
         """Set RLIMIT_DATA so that the total memory of the process stays below `limit_bytes`.
 
-        `used_bytes` is the current use. Some memory is set aside for file-backed pages, which
+        `used_bytes` is the current use. Some memory is reserved for file-backed pages, which
         that limit does not count. A minimum is always allowed, because reporting an error also
         needs memory.
         """

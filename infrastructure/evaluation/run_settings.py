@@ -15,7 +15,7 @@ from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 
-# These decide how rows become tokens: with other values, a measurement would measure another task.
+# These decide how rows become tokens: different values would measure a different task.
 INHERITED = ("max_length", "train_on", "chat_template", "over_length", "image_background")
 # These name the columns that rows are made of; other data may have other columns.
 COLUMNS = (

@@ -56,7 +56,7 @@ def _imported(module: str, file: Path) -> tuple[str, ...]:
         return ()
 
 
-@lru_cache(maxsize=256)  # several parts of a training may come from one module
+@lru_cache(maxsize=256)  # several parts of a run may come from one module
 def _imported_in(source: bytes, package: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that a source imports; in `from x import y`, `x.y` may be a module."""
     return tuple(_names_in(ast.parse(source), package))

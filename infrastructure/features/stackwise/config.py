@@ -177,7 +177,7 @@ class StackwiseFields(TrainingFields):
         " several epochs.",
     )
     cache_dtype: Annotated[Literal["fp32", "bf16"], _CACHED] = Field(
-        default="bf16", description="Number format of cached activations."
+        default="bf16", description="Dtype of cached activations."
     )
     cache_size: Annotated[Megabytes, SAME_RESULT, _CACHED] = Field(
         default=10000, description="Disk limit for cached activations, in MB."
@@ -240,7 +240,7 @@ class StackwiseFields(TrainingFields):
     )
     quantization_type: Annotated[str, RegisteredName(QUANTIZATIONS), _QUANTIZED] = Field(
         default="nf_fp8",
-        description="Number format of finished stacks; nf_fp8: fp8 with one scale per 64 weights.",
+        description="Dtype of finished stacks; nf_fp8: fp8 with one scale per 64 weights.",
     )
     backbone_quantized: bool | None = Field(
         default=None, description="Another name for {=training.quantization_enabled}."
