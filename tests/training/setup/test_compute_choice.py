@@ -29,7 +29,7 @@ from infrastructure.training.setup.compute_choice import (
 )
 from infrastructure.training.sizing.cost_measurement import DryRunStep, MicroCost
 from infrastructure.training.strategies import StandardTrainingStrategy
-from tests.training.small_runs import small_trainer
+from tests.training.small_runs import small_trainer, write_rows
 
 MakeTrainer = Callable[..., EnhancedTrainer]
 Plant = Callable[[dict[tuple[str, int], float]], list[tuple[str, int]]]
@@ -49,11 +49,15 @@ def one_thread() -> None:
 
 @pytest.fixture
 def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine of four cores, whatever the environment says."""
+    """As on a machine of four cores, whatever the environment says. They are only counted: real
+    ones would wait for each other on a busy machine, and compute as much."""
     monkeypatch.delenv(shared_cores.THREADS_VARIABLE, raising=False)
     machine = Processor("a CPU", 4, 4, ())
     monkeypatch.setattr(fingerprint, "processor", lambda: machine)
-    torch.set_num_threads(4)
+    torch.set_num_threads(1)
+    counted = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: counted[-1])
+    monkeypatch.setattr(torch, "set_num_threads", counted.append)
 
 
 @pytest.fixture
@@ -61,6 +65,7 @@ def make(saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Trainers on a CPU with bf16 instructions, for which few micro-batches are enough."""
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    write_rows(tmp_path, 40)
     return lambda **training: small_trainer(saved_llama, tmp_path, **{"max_steps": 4, **training})
 
 
