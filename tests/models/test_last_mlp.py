@@ -13,6 +13,7 @@ from infrastructure.models.packing_check import pack_rows
 from infrastructure.models.token_loss import TokenLoss
 from infrastructure.optimization.size_grid import SizeGrid
 from tests.models.architectures import VOCAB_SIZE, gradients, tiny_model
+from tests.slow import slow
 
 NARROWING = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 LENGTHS = (13, 8, 16)
@@ -156,7 +157,10 @@ def with_another_product(model: Any) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [watched, watched_layer, computed_twice, compiled, replaced, with_another_product],
+    [
+        *(watched, watched_layer, computed_twice, replaced, with_another_product),
+        pytest.param(compiled, marks=slow),  # imports the compiler, for seconds
+    ],
     ids=lambda change: change.__name__,
 )
 def test_all_positions_where_somebody_minds(
@@ -174,6 +178,14 @@ def test_all_positions_where_somebody_minds(
     loss_sum.backward()
     assert not num_rows
     assert_close({"loss": loss_sum.detach(), **gradients(model)}, expected, 2e-6)
+
+
+def test_all_positions_where_the_model_is_compiled() -> None:
+    """As `compile` leaves it, without the import of the compiler."""
+    model, loss = tiny_model("llama").train(), TokenLoss()
+    loss.prepare(model)
+    model.model._compiled_call_impl = model.model.forward  # type: ignore[union-attr, assignment]
+    assert loss.last_mlp(model) is None
 
 
 def test_an_mlp_that_looks_at_other_positions_is_measured(num_rows: list[int]) -> None:

@@ -17,6 +17,7 @@ from infrastructure.models.tokenizer import (
     _in_short_words,
     train_tokenizer,
 )
+from tests.slow import slow
 
 NUM_BYTES = 256
 VOCAB_SIZE = 800
@@ -144,6 +145,7 @@ def test_it_is_saved_and_loaded_whole(tokenizer: Any, tmp_path: Path) -> None:
     assert loaded.decode(ids(loaded, text)) == text
 
 
+@slow  # a new Python takes seconds to import what trains it
 def test_the_same_texts_give_the_same_tokenizer_in_every_process() -> None:
     command = [sys.executable, "-c", FINGERPRINT_PROBE]
     there = subprocess.check_output(command, text=True)

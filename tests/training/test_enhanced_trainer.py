@@ -102,7 +102,7 @@ def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
 def test_a_resumed_lora_training_gives_the_same_bits(
     saved_llama: Path, data_file: Path, tmp_path: Path, streaming: bool
 ) -> None:
-    """LoRA with dropout, packing, accumulation 3, mid-epoch and in a later epoch."""
+    """LoRA with dropout, packing, accumulation 3, in the middle of a later epoch."""
     settings: dict[str, Any] = {
         "lora": True,
         "batch_size": 2,
@@ -116,12 +116,12 @@ def test_a_resumed_lora_training_gives_the_same_bits(
     num_steps = len(whole.losses.values)
     assert num_steps == 8
     saved = CheckpointManager(tmp_path / "a", Retention(99))
-    for step in (2, num_steps // 2 + 1):
-        again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
-        again.trainer.restore(by_step(saved.store)[step])
-        again.run()
-        assert again.losses.values == whole.losses.values[step:]
-        assert_same_bits(again.weights, whole.weights)
+    step = num_steps // 2 + 1
+    again = Training(saved_llama, data_file, checkpoints=tmp_path / "b", **settings)
+    again.trainer.restore(by_step(saved.store)[step])
+    again.run()
+    assert again.losses.values == whole.losses.values[step:]
+    assert_same_bits(again.weights, whole.weights)
 
 
 def without_grid(identity: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

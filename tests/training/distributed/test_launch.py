@@ -83,8 +83,8 @@ def started(folder: Path) -> list[str]:
         ("end", 0),
         ("exit=2", 2),  # wrong input
         ("exit=1", 1),  # it failed
-        ("exit=3", 3),
-        ("exit=130", 130),  # a deadline
+        pytest.param("exit=3", 3, marks=slow),
+        pytest.param("exit=130", 130, marks=slow),  # a deadline
         (f"kill={int(signal.SIGTERM)}", 143),  # `temper stop` before a handler is there
     ],
 )
