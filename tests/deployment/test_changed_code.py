@@ -45,7 +45,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a run that was killed after its first checkpoint."""
     (tmp_path / "turns.py").write_text(TURNS)
     (tmp_path / "order.py").write_text(ORDER)
-    write_settings(tmp_path, small_settings(tmp_path, max_steps=4))
+    write_settings(tmp_path, small_settings(tmp_path, max_steps=2))
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOES_AWAY": "1"}
     done = outcome_of_forked(
         [sys.executable, "-P", "-m", "infrastructure", *TRAIN],

@@ -45,7 +45,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> None:
-    run, lines = deploy(small_config(tmp_path, max_steps=2, num_epochs=1))
+    run, lines = deploy(small_config(tmp_path, max_steps=1))
     (checked,) = [line for line in lines if line.startswith("deployment.checks_line(")]
     assert "failed" not in checked
     (one,) = json.loads((run / "checks.json").read_text())
@@ -75,7 +75,7 @@ def test_without_testing_it_starts_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    config = small_config(tmp_path, max_steps=2, num_epochs=1)
+    config = small_config(tmp_path, max_steps=1)
     config.enable_testing = False
     run, lines = deploy(config)
     assert not (run / "checks.json").exists()
@@ -88,16 +88,16 @@ def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begu
 ) -> None:
     rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(24)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = small_config(tmp_path, max_steps=2)
+    config = small_config(tmp_path, max_steps=1)
     with pytest.raises(PreflightError, match=r"testing\.every_answer_truncated"):
         deploy(config)
     assert runs_of(tmp_path) == []
     config.enable_testing = False
     run, _ = deploy(config)
-    further = small_config(tmp_path, max_steps=3)
+    further = small_config(tmp_path, max_steps=2)
     lines: list[str] = []
     TrainingDeployment(further, say=lines.append, accept=["max_steps"]).resume(RunDirectory(run))
-    assert newest_step(run) == 3
+    assert newest_step(run) == 2
     assert any("testing.every_answer_truncated" in line for line in lines)
 
 

@@ -21,7 +21,7 @@ def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(
     tmp_path: Path,
 ) -> None:
     lines: list[str] = []
-    config = small_config(tmp_path)
+    config = small_config(tmp_path, max_steps=2)
     config.price_per_hour = "2.50 EUR"
     summary = TrainingDeployment(config, lines.append).run()
     first = next(

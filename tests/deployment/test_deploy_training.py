@@ -367,7 +367,10 @@ def test_a_failed_run_gives_the_reason(
 def test_early_stopping_ends_a_run_that_does_not_improve(
     configure: Callable[..., DeploymentConfig],
 ) -> None:
-    config = configure(num_epochs=9, early_stopping_patience=1, learning_rate=1e-12)
+    config = configure(
+        **{"num_epochs": 9, "validation_frequency": 2, "early_stopping_patience": 1},
+        learning_rate=1e-12,
+    )
     run, _ = deploy(config)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["epochs"] < 9

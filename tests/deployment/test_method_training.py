@@ -1,6 +1,7 @@
 """Around a trainer of TRL: what may differ, and what was measured, travels with the run."""
 
 import signal
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -349,9 +350,12 @@ def test_a_run_keeps_the_number_format_that_a_product_has_chosen(
         seconds = products if is_fp32 else {"bf16": 1.0, "fp32": 1.0}
         monkeypatch.setattr(product_choice, "product_seconds", lambda: seconds)
 
-    more: dict[str, Any] = {"training": {"mixed_precision": True, "max_steps": 4}}
-    whole = configuration("dpo", tmp_path / "whole", saved_llama, **more)
-    config = configuration("dpo", tmp_path / "killed", saved_llama, **more)
+    more: dict[str, Any] = {
+        "training": {"mixed_precision": True, "max_steps": 3, "gradient_accumulation": 1},
+        "data": {"validation_split": 0},
+    }
+    whole = configuration("dpo", tmp_path / "whole", saved_llama, **deepcopy(more))
+    config = configuration("dpo", tmp_path / "killed", saved_llama, **deepcopy(more))
     measure(other=False)
     assert in_fork(lambda: train(whole)) == 0
     assert killed_at(3, lambda: train(config)) == signal.SIGKILL

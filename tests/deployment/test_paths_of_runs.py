@@ -13,7 +13,7 @@ LATIN = os.fsdecode(b"zeil\xe9n.jsonl")  # as an old disk has it
 
 
 def test_data_whose_name_is_no_utf8_is_trained_on_and_the_run_goes_on(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path, max_steps=2)
+    settings = small_settings(tmp_path, max_steps=1)
     settings["data"]["path"] = str(write_rows(tmp_path / LATIN))
     run, lines = deploy(DeploymentConfig(**settings))
     for path in (path for path in run.rglob("*") if path.suffix in (".json", ".jsonl", ".html")):
