@@ -52,9 +52,24 @@ ROWS = (
     "evaluating an unfinished run",
     "exporting over other files",
 )
+WRONG_SETTINGS = {
+    "train --mode sidewise": "config.wrong_value(setting=training.mode,",
+    "resume --mode sidewise": "config.wrong_value(setting=training.mode,",
+    "tune --mode sidewise": "config.wrong_value(setting=training.mode,",
+    "train --keep-checkpoints 1": "config.wrong_value(setting=training.keep_checkpoints,",
+    "train --quantum-solver azure_quantum": "quantum.sampler_access_missing(name=azure_quantum",
+    "train nowhere.jsonl": "nowhere.jsonl",
+    "train --eval-data nowhere.jsonl": "nowhere.jsonl",
+    "train --model ./nowhere": "./nowhere",
+    "tune nowhere.jsonl": "nowhere.jsonl",
+    "train --model nowhere.gguf": "gguf",
+    "train --fsdp": "--fsdp",
+    "search": "commands.unknown_command(word=search",
+}
 
 
 def test_a_slip_is_answered_without_torch(tmp_path: Path) -> None:
+    """One process shows it of all commands."""
     rows = [row for row in ROWS if has_no_gpu() or not row.startswith("a GPU ")]
     slips = [wrong for wrong in TABLE if wrong.what in rows]
     assert len(slips) == len(rows)
@@ -68,15 +83,23 @@ def test_a_slip_is_answered_without_torch(tmp_path: Path) -> None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
         given.append([str(folder), words])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    given += [[str(empty), words.split()] for words in WRONG_SETTINGS]
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("DWAVE_")}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH],
         input=json.dumps(given),
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**environment, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
     )
-    answers = map(json.loads, done.stdout.splitlines())
-    for wrong, (code, sentence) in zip(slips, answers, strict=True):
+    answers = [*map(json.loads, done.stdout.splitlines())]
+    of_settings = answers[len(slips) :]
+    for words, (code, sentence) in zip(WRONG_SETTINGS, of_settings, strict=True):
+        assert (code, WRONG_SETTINGS[words] in sentence) == (2, True), (words, sentence)
+    assert [*empty.iterdir()] == []
+    for wrong, (code, sentence) in zip(slips, answers[: len(slips)], strict=True):
         assert code == 2, (wrong.what, sentence)
         assert [part for part in wrong.about if not is_about(sentence, part)] == [], wrong.what

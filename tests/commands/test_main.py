@@ -2,7 +2,6 @@
 
 import gc
 import importlib.metadata
-import json
 import logging
 import os
 import resource
@@ -215,51 +214,6 @@ def test_all_unknown_flags_are_in_one_sentence(monkeypatch: pytest.MonkeyPatch) 
         "unknown arguments: '--qqxz', '--max-step' (did you mean --max-steps?), '--anser';"
         " see temper train --help"
     )
-
-
-# Of each command: its exit code, its errors, whether torch is loaded now, what lies in the folder.
-TORCHLESS = """
-import contextlib, io, json, os, sys
-from infrastructure.commands.main import main
-outcomes = []
-for arguments in sys.argv[1:]:
-    with contextlib.redirect_stderr(io.StringIO()) as errors:
-        code = main(arguments.split())
-    outcomes.append((code, errors.getvalue(), "torch" in sys.modules, os.listdir()))
-json.dump(outcomes, sys.stdout)
-"""
-WRONG_SETTINGS = {
-    "train --mode sidewise": "config.wrong_value(setting=training.mode,",
-    "resume --mode sidewise": "config.wrong_value(setting=training.mode,",
-    "tune --mode sidewise": "config.wrong_value(setting=training.mode,",
-    "train --keep-checkpoints 1": "config.wrong_value(setting=training.keep_checkpoints,",
-    "train --quantum-solver azure_quantum": "quantum.sampler_access_missing(name=azure_quantum",
-    "train nowhere.jsonl": "nowhere.jsonl",
-    "train --eval-data nowhere.jsonl": "nowhere.jsonl",
-    "train --model ./nowhere": "./nowhere",
-    "tune nowhere.jsonl": "nowhere.jsonl",
-    "train --model nowhere.gguf": "gguf",
-    "train --fsdp": "--fsdp",
-    "search": "commands.unknown_command(word=search",
-}
-
-
-def test_wrong_settings_are_reported_before_torch_is_loaded(tmp_path: Path) -> None:
-    """Loading it takes longer than all the rest; one process shows it of all commands."""
-    environment = {name: v for name, v in os.environ.items() if not name.startswith("DWAVE_")}
-    done = subprocess.run(
-        [sys.executable, "-c", TORCHLESS, *WRONG_SETTINGS],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes = dict(zip(WRONG_SETTINGS, json.loads(done.stdout), strict=True))
-    for given, (code, errors, has_torch, written) in outcomes.items():
-        assert (code, has_torch, written) == (ExitCode.WRONG_INPUT, False, []), given
-        assert WRONG_SETTINGS[given] in errors
 
 
 def test_config_shows_where_values_come_from(

@@ -351,7 +351,7 @@ def test_a_run_keeps_the_number_format_that_a_product_has_chosen(
         monkeypatch.setattr(product_choice, "product_seconds", lambda: seconds)
 
     more: dict[str, Any] = {
-        "training": {"mixed_precision": True, "max_steps": 3, "gradient_accumulation": 1},
+        "training": {"mixed_precision": True, "max_steps": 4, "gradient_accumulation": 1},
         "data": {"validation_split": 0},
     }
     whole = configuration("dpo", tmp_path / "whole", saved_llama, **deepcopy(more))
