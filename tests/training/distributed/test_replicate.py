@@ -50,8 +50,11 @@ STACKS: dict[str, Any] = {
 # What one and two ranks are compared by: name, settings, model.
 QUICK = [
     ("full", {"data.packing": True, "training.gradient_accumulation": 3}, "tied"),
-    ("lora", {**LORA, "data.packing": False, "data.validation_split": 0.2}, "model"),
-    ("quantum", {**QUANTUM, "training.max_steps": 8}, "model"),
+    (
+        "lora, quantum",
+        {**LORA, **QUANTUM, "data.packing": False, "data.validation_split": 0.2},
+        "model",
+    ),
     ("stack-wise", STACKS, "model"),
 ]
 SLOW_STRATEGIES = [
