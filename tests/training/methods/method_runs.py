@@ -122,10 +122,12 @@ def killed_at(step: int, work: Callable[[], object]) -> int:
         TrainerEvents.gradients_are_final = final  # type: ignore[method-assign]
         work()
 
+    import_trl()
     return os.waitpid(in_child(until_killed), 0)[1]
 
 
 def in_fork(work: Callable[[], object]) -> int:
+    import_trl()
     return os.waitpid(in_child(lambda: [work(), None][1]), 0)[1]
 
 
