@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SIZE = {"cpu": 512, "cuda": 4096}  # of the square matrices
 NUM_PRODUCTS = 5
-MOST_SECONDS = 0.1  # no further product is begun after that long
+MAX_SECONDS = 0.1  # no further product is begun after that long
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def measure_operations_per_second(device: torch.device, dtype: torch.dtype) -> f
     factor = (rows[:, None] * rows[None, :]).contiguous()
     _seconds_of_product(factor)  # warms up
     seconds = [_seconds_of_product(factor)]
-    while len(seconds) < NUM_PRODUCTS and sum(seconds) < MOST_SECONDS:
+    while len(seconds) < NUM_PRODUCTS and sum(seconds) < MAX_SECONDS:
         seconds.append(_seconds_of_product(factor))
     return 2.0 * size**3 / min(seconds)
 
