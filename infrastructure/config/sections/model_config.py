@@ -129,7 +129,7 @@ class ModelConfig(FieldsOfFeatures):
     name: PathText = Field(
         default="embedded",
         description="Model to train: a folder, a Hub name or a registered name;"
-        " embedded: a small model from scratch.",
+        " embedded: small, from scratch.",
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
