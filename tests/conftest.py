@@ -121,8 +121,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     another one of that name."""
     if nextitem is not None and nextitem.path == item.path:
         return
-    # tests of the whole project may keep what they read; to set that aside takes 0.1 s
-    if item.path.parent == forks.ROOT / "tests" and len(gc.get_objects()) > MANY_OBJECTS:
+    if len(gc.get_objects()) > MANY_OBJECTS:  # which the tests of a file keep, as what they read
         _set_aside()
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name in sys.modules.keys() - _looked_at:
