@@ -12,8 +12,15 @@ from tests.commands.test_wrong_input import TABLE, is_about
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
 import contextlib, io, json, os, sys
-for name in ("torch", "transformers", "peft"):
-    sys.modules[name] = None  # importing it fails
+HEAVY = "torch", "transformers", "peft"
+class Refusing:
+    # Notes what is imported: who tries to may pass over the failure.
+    def find_spec(self, name, path=None, target=None):
+        if name in HEAVY:
+            imported.append(name)
+            raise ImportError(name)
+imported = []
+sys.meta_path.insert(0, Refusing())
 from infrastructure.commands import main
 for folder, words in json.loads(sys.stdin.read()):
     os.chdir(folder)
@@ -21,6 +28,7 @@ for folder, words in json.loads(sys.stdin.read()):
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         code = main.main(words)
     print(json.dumps([code, error.getvalue().strip().splitlines()[-1]]))
+    assert imported == [], words
 """
 ROWS = (
     "preferences as text",

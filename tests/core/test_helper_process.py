@@ -49,6 +49,15 @@ if __name__ == "__main__":
     with worker_pool(2, is_secret_key, ("x",)) as pool:
         print(*pool.map(redact, ["a", "b", "c"]))
 """
+POOL_OF_A_SCRIPT = """
+import sys
+from infrastructure.core.helper_process import worker_pool
+from infrastructure.core.redact import is_secret_key
+class Own(str): pass
+if __name__ == "__main__":
+    with worker_pool(1, is_secret_key, ("x",), imports_main=len(sys.argv) > 1) as pool:
+        print(pool.submit(len, Own("abc")).result())
+"""
 LEAVING = """
 import os, sys
 from infrastructure.core.helper_process import HelperProcess
@@ -103,6 +112,22 @@ def test_workers_of_a_pool_find_our_modules_beside_the_users(folder: Path, how: 
     done = python_there(folder, POOL.format(how=how))
     assert done.stdout.split() == ["a", "b", "c"], done.stderr
     assert IS_MINE not in done.stderr
+
+
+def test_workers_import_the_users_script_only_if_it_defines_what_they_are_given(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(POOL_OF_A_SCRIPT)
+    for arguments, output in ((["imports it"], "3\n"), ([], "")):
+        done = subprocess.run(
+            [sys.executable, script, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == output
+        assert ("BrokenProcessPool" in done.stderr) == (not output), done.stderr
 
 
 def test_checkpoints_are_written_and_copied_from_the_users_folder(

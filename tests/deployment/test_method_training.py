@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import write_record
 from infrastructure.core.console import Report
 from infrastructure.deployment import method_training
 from infrastructure.deployment.method_training import (
@@ -305,10 +306,14 @@ class BegunError(Exception):
     """What is to be seen has been."""
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("resumed", [None, "checkpoint-4"])
 def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_on(
-    resumed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resumed: str | None, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run that has a record keeps its dtype, and looks for no faster one."""
+    precisions: list[str] = []
+
     class Training:
         """Made from a configuration; it has no model to load."""
 
@@ -317,7 +322,11 @@ def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_
         def lines(self) -> list[str]:
             return []
 
-        def choose_by_product(self) -> None: ...
+        def choose_by_product(self) -> None:
+            precisions.append("chosen")
+
+        def keep_precision(self, precision: str) -> None:
+            precisions.append(f"kept {precision}")
 
         def make_trainer(self, *, is_new: bool, say: object) -> None:
             assert is_new == (resumed is None)
@@ -333,8 +342,11 @@ def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_
     monkeypatch.setattr(MethodTraining, "_callback", lambda self, training: (Callback(), None))
     run, report = RunDirectory(tmp_path), Report(str, is_verbose=False)
     training = MethodTraining(run, DeploymentConfig(), report, (), str, make_progress)
+    if recorded:
+        write_record(run.run_file, {"configuration": {}, "precision": "bf16"})
     with pytest.raises(BegunError):
         training.train()
+    assert precisions == ["kept bf16" if recorded else "chosen"]
 
 
 @pytest.mark.parametrize("begun_in", slow_but(["fp32"], ["fp32", "bf16"]))

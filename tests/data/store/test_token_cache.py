@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import re
 import shutil
@@ -63,6 +64,15 @@ def test_an_entry_is_built_once(tmp_path: Path) -> None:
     assert len(second.store.example(0).input_ids) == 1000
     cache(tmp_path).open("b", builder(calls=calls))
     assert len(calls) == 2
+
+
+def test_a_worker_that_imports_the_users_script_opens_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that has started it holds the lock, and waits for it."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match=r"core\.script_trains_when_imported"):
+        cache(tmp_path).open("a", builder())
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
