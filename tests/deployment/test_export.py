@@ -587,3 +587,19 @@ def test_a_question_is_written_for_another_program_as_in_training(template: str 
             written = tokenizer.apply_chat_template(messages, **options)
             assert text == written.removeprefix("<s>")
     assert not question.startswith("<s>")
+
+
+def test_a_model_as_a_function_gives_all_logits_and_keeps_no_cache() -> None:
+    given: dict[str, Any] = {}
+
+    class Model(torch.nn.Module):
+        def forward(self, **inputs: Any) -> SimpleNamespace:
+            given.update(inputs)
+            return SimpleNamespace(logits=inputs["input_ids"][..., None] * 2.0)
+
+    ids = torch.arange(6).reshape(2, 3)
+    for model in (Model(), Model().eval()):
+        function = Work.as_function(SimpleNamespace(model=model))  # type: ignore[arg-type]
+        assert function.training == model.training
+        assert torch.equal(function(ids), ids[..., None] * 2.0)
+        assert given == {"input_ids": ids, "use_cache": False}

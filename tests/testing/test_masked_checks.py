@@ -13,7 +13,6 @@ from infrastructure.testing.preflight import INTEGRATION, UNIT, run_check
 from infrastructure.testing.results import lines_of
 from infrastructure.testing.subject import Subject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from tests.slow import slow
 from tests.testing.check_models import all_checks, save_model_of, settings_of, trainer_of
 
 
@@ -40,15 +39,12 @@ def subject_of(folder: Path, model_folder: Path, **training: Any) -> Subject:
     "settings",
     [
         {},
-        pytest.param(
-            {
-                "time_step_masking": True,
-                "time_interpretation": "input",
-                "corruption": "uniform",
-                "mask_weighting": "none",
-            },
-            marks=slow,
-        ),
+        {
+            "time_step_masking": True,
+            "time_interpretation": "input",
+            "corruption": "uniform",
+            "mask_weighting": "none",
+        },
     ],
 )
 def test_no_check_fires_on_a_healthy_one(

@@ -155,7 +155,9 @@ HEALTHY = [(architecture, lora) for architecture in MODELS for lora in (False, T
 HEALTHY.remove(("qwen3_moe", True))  # PEFT's own limits with experts
 
 
-@pytest.mark.parametrize(("architecture", "lora"), slow_but([("llama", True)], HEALTHY))
+@pytest.mark.parametrize(
+    ("architecture", "lora"), slow_but([("llama", True), ("gpt2", True)], HEALTHY)
+)
 def test_no_check_fires_on_a_healthy_model(
     architecture: str, lora: bool, model_folders: Path, tmp_path: Path
 ) -> None:

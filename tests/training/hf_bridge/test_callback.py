@@ -1155,15 +1155,19 @@ def test_a_whole_model_with_its_tied_weights_and_its_configuration_where_it_has_
 
 
 def test_adapters_lie_in_folders_of_their_names_and_the_first_in_none(tmp_path: Path) -> None:
-    adapter = {"config": {"r": 3}, "names": {"x.lora_A": "a.weight"}}
-    model = {"adapters": {"default": adapter, "other": adapter}}
-    folder = write_checkpoint_folder(version(model), tmp_path / "f", tmp_path / "none")
+    adapters = {
+        name: {"config": {"r": rank}, "names": {"x.lora_A": weight}}
+        for name, rank, weight in (("default", 3, "a.weight"), ("other", 4, "b.weight"))
+    }
+    snapshot = version({"adapters": adapters})
+    snapshot.tensors["model"]["b.weight"] = 2 * WEIGHT
+    folder = write_checkpoint_folder(snapshot, tmp_path / "f", tmp_path / "none")
     files = {"adapter_config.json", "adapter_model.safetensors"}
     assert names(folder) == {*ALWAYS, *files, *(f"other/{name}" for name in files)}
-    for inside in (folder, folder / "other"):
-        assert json.loads((inside / "adapter_config.json").read_text()) == {"r": 3}
+    for inside, rank, weight in ((folder, 3, WEIGHT), (folder / "other", 4, 2 * WEIGHT)):
+        assert json.loads((inside / "adapter_config.json").read_text()) == {"r": rank}
         found = load_file(inside / "adapter_model.safetensors")
-        assert torch.equal(found["x.lora_A"], WEIGHT)
+        assert torch.equal(found["x.lora_A"], weight)
 
 
 def test_the_tokenizer_and_the_loss_scaler_come_with_it(tmp_path: Path) -> None:

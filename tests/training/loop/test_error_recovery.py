@@ -151,18 +151,17 @@ def test_killed_anywhere_and_resumed_from_the_newest_it_ends_the_same(
 ) -> None:
     settings: dict[str, Any] = {"log_frequency": log_frequency, "num_epochs": 1}
     whole = poisoned(tmp_path / "whole", **settings).run()
-    for number in range(8, 50, 17):
+    for number in (8, 16, 25):
         directory = tmp_path / str(number)
         killed = poisoned(directory, **settings)
         killed.loop.hooks.hooks.append(KilledAt(number))
         killed.loop.error_recovery.rescue = lambda state, error: None  # type: ignore[method-assign]
-        try:
+        with pytest.raises(Killed):
             killed.run()
-        except Killed:
-            again = poisoned(directory, **settings)
-            again.resume(killed.checkpoints.newest())
-            assert torch.equal(again.weights, whole.weights)
-            assert lasting(directory) == lasting(tmp_path / "whole")
+        again = poisoned(directory, **settings)
+        again.resume(killed.checkpoints.newest())
+        assert torch.equal(again.weights, whole.weights)
+        assert lasting(directory) == lasting(tmp_path / "whole")
 
 
 def everything_poisoned(directory: Path) -> Training:

@@ -108,6 +108,7 @@ def test_reads_end_where_searches_agree() -> None:
 def test_the_work_follows_from_the_size() -> None:
     assert default_reads(10) > default_reads(3000) > default_reads(6000) >= 2
     assert default_reads(10, num_ones=3) == default_reads(6000, num_ones=600)
+    assert default_reads(0) == default_reads(1)
 
 
 def test_a_given_number_of_ones_is_searched_beyond_the_best_exchange() -> None:

@@ -84,7 +84,7 @@ def heading(stacks: str, order: str, num_steps: int, num_phases: int) -> str:
     return f"stackwise.plan_heading(stacks={stacks}, order={order}, {counts})"
 
 
-@pytest.mark.parametrize("name", slow_but(["reconstruct", "qlora", "nf_fp8"], CASES))
+@pytest.mark.parametrize("name", slow_but(["reconstruct", "qlora", "nf_fp8", "bf16"], CASES))
 def test_the_predicted_bytes_are_the_held_bytes(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, **CASES[name])
     trainer = TrainerFactory().for_run(config)
