@@ -70,7 +70,13 @@ def test_each_damage_is_found_with_its_step_where_that_is_known(here: Store) -> 
     here.objects.path_of(pack).unlink()
     here.manifest_path(names[2]).write_bytes(b"?")
     problem = "problem=backup.object_is_missing()"
-    assert list(verify_all("url", Store(here.root))) == [
+    shown: list[tuple[int, int]] = []
+    found = verify_all("url", Store(here.root), show_progress=lambda *sizes: shown.append(sizes))
+    sizes = [pack.size_bytes for name in names[:2] for pack in here.read(name).packs]
+    assert {total for _, total in shown} == {sum(sizes)}
+    done = [size for size, _ in shown]
+    assert (len(done), done, done[-1]) == (len(sizes), sorted({*done}), sum(sizes))
+    assert found == [
         VerifiedVersion("url", names[2], None, "backup.manifest_changed()"),
         VerifiedVersion("url", names[1], 2, f"backup.object_problem(hash={pack[:12]}, {problem})"),
         VerifiedVersion("url", names[0], 1, None),

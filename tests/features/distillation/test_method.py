@@ -142,6 +142,16 @@ def test_a_teacher_without_rows_for_all_tokens_is_refused(
         TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
 
 
+def test_the_reverse_divergence_is_the_last_one(tmp_path: Path, saved_llama: Path) -> None:
+    config = configuration("distillation", tmp_path, saved_llama, tmp_path)
+    method = installed_method("distillation").method
+    config.training.beta = 1.0
+    method.check(config)
+    config.training.beta = 1.01
+    with pytest.raises(ValueError, match=r"distillation\.beta_above_one\(beta=1\.01\)"):
+        method.check(config)
+
+
 def test_only_distillation_has_a_teacher(tmp_path: Path, saved_llama: Path) -> None:
     config = configuration("distillation", tmp_path, saved_llama, tmp_path)
     assert list(refused_settings(config)) == []

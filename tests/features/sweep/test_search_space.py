@@ -86,6 +86,10 @@ def test_optuna_suggests_within_the_dimension() -> None:
             *(targets, '["q_proj", "v_proj"]', ["q_proj", "v_proj"]),
             distributions.CategoricalDistribution(["all-linear", '["q_proj", "v_proj"]']),
         ),
+        (  # whichever of its keys comes first: a sweep is known again by what is stored
+            *('training.settings=[{"b": 1, "a": 2}, {}]', '{"a": 2, "b": 1}', {"a": 2, "b": 1}),
+            distributions.CategoricalDistribution(['{"a": 2, "b": 1}', "{}"]),
+        ),
     ]:
         (dimension,) = parse_search([text])
         trial = optuna.trial.FixedTrial({dimension.name: stored})
