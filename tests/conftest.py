@@ -121,7 +121,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     another one of that name."""
     if nextitem is not None and nextitem.path == item.path:
         return
-    if len(gc.get_objects()) > MANY_OBJECTS:  # which the tests of a file keep, as what they read
+    if len(gc.get_objects()) > MANY_OBJECTS:  # kept by the tests of a file, such as syntax trees
         _set_aside()
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name in sys.modules.keys() - _looked_at:

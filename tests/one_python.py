@@ -28,7 +28,7 @@ for words in json.loads(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The exit code of a command, and what it printed."""
 
     code: int
     output: str

@@ -206,8 +206,8 @@ def test_a_feature_of_an_installed_package_is_everywhere(tmp_path: Path) -> None
     assert "  greet " in ended[0].output
     assert "--greeting-text" in ended[1].output
     assert [one.output for one in ended[2:4]] == ["hi\n", "good morning\n"]
-    reports = sorted(report.read_text() for report in tmp_path.glob("runs/*/report.html"))
-    assert ["<p>good morning</p>" in text for text in reports].count(True) == 1
+    reports = [report.read_text() for report in tmp_path.glob("runs/*/report.html")]
+    assert sum("<p>good morning</p>" in text for text in reports) == 1
     assert len(reports) == 2  # another training
     code = "from colab.form_groups import groups; print(groups()['greeting'])"
     environment = {**os.environ, "PYTHONPATH": path}

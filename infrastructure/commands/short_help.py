@@ -48,10 +48,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
             f"optimizer: adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})",
         ),
         "training.seed": ("N", f"random seed ({DEFAULT})"),
-        "training.deadline": (
-            "TIME",
-            "save and stop within TIME from now, such as 11h",
-        ),
+        "training.deadline": ("TIME", "save and stop within TIME from now, such as 11h"),
         "price_per_hour": ("PRICE", "price per hour for the cost forecast, such as 2.5"),
     },
     "output": {

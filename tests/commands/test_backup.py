@@ -44,7 +44,7 @@ Temper = Callable[..., tuple[int, Any]]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run of 3 steps and its place; a copy of it lies beside it."""
+    """A folder with a finished run of 3 steps and its place; its copy is in `kept`."""
     folder = tmp_path_factory.mktemp("trained") / "work"
     (folder / "disk").mkdir(parents=True)
     config = small_config(folder, max_steps=3)

@@ -23,7 +23,7 @@ from tests.monitoring.written_run import write_run
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run of 3 steps; a copy of it lies beside it."""
+    """A folder with a finished run of 3 steps; its copy is in `kept`."""
     folder = tmp_path_factory.mktemp("trained") / "work"
     folder.mkdir()
     deploy(small_config(folder, max_steps=3))

@@ -53,7 +53,7 @@ def test_amounts_in_bytes(amount: str, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("given", "held"),
     [
-        ("90%", "90%"),
+        ("90 %", "90%"),
         ("90.0%", "90%"),
         ("2 gb", "2GB"),
         (2 * 10**9, "2GB"),
@@ -83,7 +83,7 @@ def test_what_is_no_number_of_megabytes(given: object) -> None:
         CacheConfig(disk_size=given)
 
 
-@pytest.mark.parametrize(("given", "held"), [(5, 5.0), ("5", 5.0), ("5%", 5.0), ("7.5%", 7.5)])
+@pytest.mark.parametrize(("given", "held"), [(5, 5.0), ("5", 5.0), ("5%", 5.0), ("7.5 %", 7.5)])
 def test_percentages(given: object, held: float) -> None:
     assert DataConfig(max_bad_rows_percent=given).max_bad_rows_percent == held
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from infrastructure.commands.main import COMMANDS, SAME_COMMANDS
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
@@ -39,13 +37,6 @@ def nodes_of_sources() -> dict[Path, tuple[ast.AST, ...]]:
     """All nodes of each module; to parse and walk through them takes seconds."""
     paths = sorted(path for name in SOURCES for path in (ROOT / name).rglob("*.py"))
     return {path: tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_node_is_kept() -> Iterator[None]:
-    """Whatever later collects garbage would look at a million of them."""
-    yield
-    nodes_of_sources.cache_clear()
 
 
 def _mentions() -> Iterator[tuple[str, str, frozenset[str] | None]]:

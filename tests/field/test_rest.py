@@ -96,7 +96,7 @@ def stack_trainings(
 
 @pytest.fixture(scope="module")
 def weights_after(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """What a training ends with that several tests look at: trained once."""
+    """Train once each configuration that several tests look at."""
     ended: dict[str, dict[str, Any]] = {}
 
     def weights(training: dict[str, Any]) -> dict[str, Any]:

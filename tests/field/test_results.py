@@ -161,7 +161,7 @@ def test_f2_a_base_of_4_bits_is_merged_and_not_trained_in_full(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def qlora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The base, and the run of a LoRA that was trained beside its 4 bits."""
+    """Return a base, and the run of a LoRA on its 4-bit weights."""
     folder = tmp_path_factory.mktemp("qlora")
     base = save_base(folder / "base", "llama")
     return base, train(folder, base, "qlora", max_steps=6)

@@ -22,7 +22,7 @@ FEATURE = Feature(
     },
     commands={
         "quantum": Command(
-            f"{_HERE}.command", "solve a binary optimization problem (QUBO) on this machine", "More"
+            f"{_HERE}.command", "solve a binary optimization problem (QUBO) from a file", "More"
         )
     },
     contradictions=f"{_HERE}.checks:CONTRADICTIONS",

@@ -244,7 +244,7 @@ def spiking(directory: Path, example: int, epoch: int = 1, **settings: Any) -> T
     training.adapter.prepare_batch = prepare_batch  # type: ignore[method-assign]
     training.step.losses.watch.factor = 20.0  # so that the neighbors' losses are none
     if epoch < 6:
-        training.step.losses.watch.recent = [3.0] * 20  # so few are read in so short a training
+        training.step.losses.watch.recent = [3.0] * 20  # a short run has too few of its own
     return training
 
 

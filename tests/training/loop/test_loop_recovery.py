@@ -93,7 +93,7 @@ GoesOn = Callable[[Path, Training], None]
 
 @pytest.fixture(scope="module")
 def goes_on_as_if_nothing_had_been(tmp_path_factory: pytest.TempPathFactory) -> GoesOn:
-    """Compare what goes on with one training that nothing interrupted."""
+    """Compare resumed runs with one uninterrupted run."""
     directory = tmp_path_factory.mktemp("whole")
     whole = with_metrics(directory).run()
 

@@ -248,7 +248,7 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
 def test_a_stopped_one_goes_on_on_another_machine_and_a_finished_one_is_not_trained_again(
     tmp_path: Path, saved_llama: Path
 ) -> None:
-    """By the same command; on the other machine nothing but the place is left."""
+    """Run the same command; the other machine has only the backup destination."""
     calm, here = (
         configuration("kto", tmp_path / name, saved_llama, training={"max_steps": 4}, **more)
         for name, more in (("calm", {}), ("here", {"backup": {"place": str(tmp_path / "place")}}))

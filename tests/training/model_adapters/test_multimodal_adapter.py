@@ -145,7 +145,7 @@ def _colour_of(trainer: EnhancedTrainer, example: TokenizedExample) -> tuple[str
     return [*COLOURS][number % 3], number
 
 
-def test_what_the_picture_alone_shows_is_learnt_and_gone_on_with(
+def test_what_the_picture_alone_shows_is_learned_and_resumed(
     llava: Path, data: Path, tmp_path: Path
 ) -> None:
     whole = trainer_of(llava, data, tmp_path / "whole", num_epochs=20)

@@ -99,7 +99,7 @@ def finished(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.fixture
 def begun(finished: tuple[Path, Steps], tmp_path: Path) -> Iterator[Path]:
-    """A training that each test goes on with in its own way, always in the same place."""
+    """A run that each test resumes in its own way, always in the same folder."""
     folder, _ = finished
     shutil.copytree(folder, tmp_path / "kept")
     yield folder

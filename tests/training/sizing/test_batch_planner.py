@@ -84,7 +84,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_a_training_takes_no_size_that_was_measured_of_another(
     saved_llama: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None finds that of a training that needs another amount of memory; each finds its own."""
+    """No run finds the size of one that needs a different amount of memory; each finds its own."""
     searched: list[int] = []
 
     def search(*_: object) -> BatchChoice:

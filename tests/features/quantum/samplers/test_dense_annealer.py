@@ -17,7 +17,7 @@ from tests.slow import slow_but
 
 
 class OneRead(DenseAnnealer):
-    """What dimod asks of a sampler does not depend on the number of reads, its time does."""
+    """Take one read: dimod's requirements do not depend on the number, but the time does."""
 
     def sample(self, bqm: dimod.BinaryQuadraticModel, **given: Any) -> dimod.SampleSet:
         return super().sample(bqm, **{"num_reads": 1, **given})
