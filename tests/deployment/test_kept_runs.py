@@ -65,8 +65,10 @@ def is_whole(model: Path) -> bool:
 def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     [run] = runs_of(folder)
     before, step = losses(run), newest_step(run)
-    # Not accepted is `data`: prepared again, it is what it was. All steps would take ten seconds.
-    again(differing(run), max_steps=len(before) + 2)
+    # Not accepted is `data`: prepared again, it is what it was. All steps would take ten seconds,
+    # and stack-wise training has to reach its last phase.
+    end = len(before) + 2 if folder.name == "interrupted" else None
+    again(differing(run), max_steps=end)
     assert runs_of(folder) == [run]
     assert losses(run)[:step] == before[:step]
     assert len(losses(run)) > len(before)

@@ -62,7 +62,7 @@ def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, large_folder
     assert plain.train().loss == state.loss
     again = auto(saved_llama, folder).batch_plan()  # a training like it is not measured again
     assert again.resolved() == plan.resolved()
-    assert again.origin == "measured on this machine before"
+    assert again.origin == "training.batch_size_measured_earlier()"
 
 
 OTHERS: dict[str, dict[str, Any]] = {
