@@ -79,7 +79,7 @@ test: check ## what every change has to pass: the checks, then the tests that ar
 
 .PHONY: test-slow
 test-slow: environment ## the tests that are too slow for every change
-	@$(TEST_WORDS); OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow $(GIVEN_WORDS)
+	@$(TEST_WORDS); OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow --timeout 1800 $(GIVEN_WORDS)
 
 .PHONY: test-colab
 test-colab: ## the tests with the versions that a Colab runtime holds, in .venv-colab

@@ -8,7 +8,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -450,6 +450,47 @@ def test_one_name_means_one_class() -> None:
         if not name.startswith("_") and ".specification." not in module:
             places.setdefault(name, []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+# People call these: in the specification's samples, for stores, and in tests of their own parts.
+FOR_PEOPLE = re.compile(
+    r"create_(backup_system|(gpu|memory)_optimizer)|load_whole|\w+Suite|__\w+__"
+)
+FOUND_BY_NAME = {  # by Python, in a module of a known kind, or as fixtures
+    *("__all__", "__dir__", "__getattr__", "FEATURE", "add_arguments", "run"),
+    *("read_by_pipeline", "with_tiny_model"),
+}
+
+
+def unused(modules: Iterable[str]) -> set[str]:
+    """What these modules define at their top, and none of them uses, nor names in an address."""
+    defined, used = set(), set()
+    for name in modules:
+        for node in trees()[name].body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                given = node.targets if isinstance(node, ast.Assign) else [node.target]
+                defined |= {target.id for target in given if isinstance(target, ast.Name)}
+        for node in nodes_of(trees()[name]):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used |= set(re.findall(r"\w+", node.value))
+    return {n for n in defined - used - FOUND_BY_NAME if not FOR_PEOPLE.fullmatch(n)}
+
+
+def test_what_is_defined_is_used() -> None:
+    """Of a feature: by itself, as nothing else knows it. A table that it forgot has no effect."""
+    of_feature: dict[str, list[str]] = {}
+    for name in MODULES:
+        if name.startswith(f"{PACKAGE}.features."):
+            of_feature.setdefault(name.split(".")[2], []).append(name)
+    found = {feature: unused(modules) for feature, modules in of_feature.items()}
+    found["product"] = unused(MODULES)
+    assert {where: names for where, names in found.items() if names} == {}
 
 
 def test_importing_everything_has_no_side_effect() -> None:

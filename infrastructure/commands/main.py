@@ -12,6 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, cast
 
@@ -218,7 +219,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if process is not None and process.rank > 0 and options.command in TRAINS:
             return _train_with_first(process)
         if options.command in TRAINS:
-            with lossy_output("stdout"):
+            with lossy_output("stdout"), _others_dismissed(process):
                 return _execute(options)
         return _execute(options)
     except BrokenPipeError as error:
@@ -266,6 +267,15 @@ def _train_with_first(process: LaunchedProcess) -> int:
     from infrastructure.training.rank_process import train_as
 
     return train_as(by_launcher(process))
+
+
+def _others_dismissed(process: LaunchedProcess | None) -> AbstractContextManager[None]:
+    """Return a context that dismisses the ranks that rank 0 has not needed, if there are any."""
+    if process is None:
+        return nullcontext()
+    from infrastructure.training.distributed.members import others_dismissed
+
+    return others_dismissed()
 
 
 def _lost(error: ProcessLostError) -> ExitCode:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers saves these, too
-LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 TRAINING_ONLY = "training_only"  # model attribute for what is never saved
 SCORING = "AutoModelForSequenceClassification"

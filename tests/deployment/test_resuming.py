@@ -232,6 +232,16 @@ def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
     assert resume(f"{stopped.name}@3", str(stopped.parent)) == 0  # as it was then
 
 
+def test_a_run_is_exported_with_the_settings_of_its_checkpoint(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = RunDirectory(stopped), {"training.learning_rate": 1e-4, "training.of_a_newer": 3}
+    monkeypatch.setattr(resuming, "settings_now", lambda run, began_with: {**began_with, **now})
+    config = resuming.configuration_of(run, None)
+    assert config.training.learning_rate == 1e-4
+    assert config.training.num_epochs == run.read_configuration().training.num_epochs
+
+
 def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path) -> None:
     run, _ = deploy(small_config(tmp_path, max_steps=2))
     for name in ("checkpoints", "final"):

@@ -145,8 +145,7 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
 
     settings = settings_with_dropout(fewer, saved_llama)
     settings["data"]["path"] = str(disturbed / "rows.jsonl")
-    path, lines = deploy(DeploymentConfig(**settings))
-    assert any(line.endswith("because world_size: was 2, is 1") for line in lines)
+    path, _ = deploy(DeploymentConfig(**settings))
     accepted = json.loads((path / "run.json").read_text())["history"]
     assert accepted[0]["changes"] == [
         {"name": "world_size", "was": 2, "is": 1, "effect": "rounds otherwise"}

@@ -20,4 +20,9 @@ ARGUED: dict[str, str] = {
     "043467433f21ba39": "the place of a row is written over",
     "b2f6cfc4db5eda7e": "texts that hold their prompt have one message",
     "3c111a11f564e811": "no columns, one way or the other",
+    "b0b599a5a3f415c8": "about half a minute is meant",
+    "9ebd29a043d269bd": "about five minutes are meant",
+    "3b3062bd3b1c5df8": "how often a waiting thread looks up does not change what it gives",
+    "d99e3323dcb42200": "torch's default dtype is this one unless somebody changes it",
+    "6a3c2f4f1622d043": "two sums of floats that differ by exactly the least gain",
 }

@@ -4,7 +4,7 @@ A resumed run reads from the middle of an epoch, and must get the same examples 
 run.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from infrastructure.models.tokenizer import train_tokenizer
 from infrastructure.training.model_adapters.base_adapter import DataSource
 
 BATCH_SIZE = 4
-Batches = Generator[Sequence[object], None, None]
 
 
 class DataSourceSuite:

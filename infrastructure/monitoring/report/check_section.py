@@ -24,11 +24,6 @@ from infrastructure.monitoring.report.report_sections import section
 MAX_ROUNDS = 20
 CLASSES = {"pass": "good", "warn": "warn", "fail": "bad", "skipped": "soft"}
 WORDS = {"pass": "ok", "warn": "warning", "fail": "failed", "skipped": "skipped"}
-TITLES = {
-    "unit": "What is trained, and how",
-    "integration": "Real training steps, undone afterwards",
-    "performance": "Speed",
-}
 
 
 def checks(view: RunView) -> Markup:
@@ -48,18 +43,6 @@ def _round(one: Mapping[str, object]) -> Markup:
     parts = [f"at step {one.get('step', '?')}: {clip(str(one.get('verdict', '')), 600)}"]
     parts += [f"{c.get('name')}: {clip(str(c.get('text', '')), 600)}" for c in failed]
     return element("span", " ".join(parts), css_class="bad" if failed else None)
-
-
-def check_tables(results: Sequence[object]) -> list[Markup]:
-    """Return a card for each group of checks. Items that are not checks are left out."""
-    known = [check for check in results if isinstance(check, Mapping)]
-    groups = dict.fromkeys(str(check.get("group", "unit")) for check in known)
-    return [_card(group, [c for c in known if c.get("group") == group]) for group in groups]
-
-
-def _card(group: str, members: Sequence[Mapping[str, object]]) -> Markup:
-    heading = element("h2", TITLES.get(group, group))
-    return element("section", heading, _table([_row(check) for check in members]))
 
 
 def _table(rows: Sequence[Sequence[object]]) -> Markup:

@@ -55,11 +55,10 @@ class Status(IntEnum):
     """The status of a rank. The status of a group is the most severe status of its ranks."""
 
     FINE = 0
-    SAVE = 1
-    STOP = 2
-    OUT_OF_MEMORY = 3
-    NOT_FINITE = 4
-    FAILED = 5
+    STOP = 1
+    OUT_OF_MEMORY = 2
+    NOT_FINITE = 3
+    FAILED = 4
 
 
 Welcome = Callable[[DeploymentConfig, "Group"], None]

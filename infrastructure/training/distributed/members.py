@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -23,12 +24,13 @@ from infrastructure.core.shared_cores import THREADS_VARIABLE
 
 RANK_MODULE = "infrastructure.training.rank_process"
 SECRET_VARIABLE = "TEMPER_GROUP_SECRET"
-CALL, NOT_NEEDED = "rank 0", "not needed"
+CALL, NOT_NEEDED, DISMISSED = "rank 0", "not needed", "dismissed"
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
 AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled in the meantime
 RANK_0_WITHIN = timedelta(minutes=30)
+DISMISSED_WITHIN = timedelta(minutes=2)  # as long as a slow machine takes to import PyTorch
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,19 @@ class Member:
         """
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
+    def dismiss_others(self) -> None:
+        """End the ranks that still wait for rank 0.
+
+        A store that rank 0 has opened ends with it. So this waits until all of them have looked:
+        a rank that starts later would look for rank 0 for half an hour.
+        """
+        call = self.store.compare_set(CALL, "", NOT_NEEDED)
+        if call.decode() != NOT_NEEDED or _has_agent():
+            return
+        deadline = time.monotonic() + DISMISSED_WITHIN.total_seconds()
+        while self.store.add(DISMISSED, 0) < self.size - 1 and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
     def called(self) -> tuple[str, float] | None:
         """Wait until rank 0 needs this process; return the device type and the time limit in
         seconds.
@@ -64,6 +79,7 @@ class Member:
         except RuntimeError:  # the store is gone with its process
             return None
         if call == NOT_NEEDED:
+            self.store.add(DISMISSED, 1)
             return None
         device_type, limit_seconds = call.split()
         return device_type, float(limit_seconds)
@@ -72,26 +88,36 @@ class Member:
 def by_launcher(launch: LaunchedProcess) -> Member:
     """Return this process's `Member` if a launcher such as torchrun started it.
 
+    The store is kept until this process ends, so that it still has what rank 0 told the others.
+
     Raises:
         ProcessLostError: the launcher is gone, or rank 0 did not appear.
     """
-    # An agent's store exists before its ranks.
-    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _launched_member(launch, int(os.environ["MASTER_PORT"]))
+
+
+@cache
+def _launched_member(launch: LaunchedProcess, port: int) -> Member:
     try:
-        store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
-        store = store or _store_of_rank_0(launch)
+        store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if _has_agent() else None
+        store = store or _store_of_rank_0(launch, port)
     except RuntimeError as error:
         raise ProcessLostError("training.parent_process_gone") from error
     return Member(launch.rank, launch.size, launch.local_rank, dist.PrefixStore("temper", store))
 
 
-def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
+def _has_agent() -> bool:
+    """Return whether the launcher has a store, which exists before its ranks and outlives them."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _store_of_rank_0(launch: LaunchedProcess, port: int) -> dist.Store:
     """Return the key-value store, which rank 0 opens when it needs the other ranks.
 
     This polls for the store, because torch's own wait would not handle signals and would make rank
     0 wait for the others.
     """
-    address, port = launch.address, int(os.environ["MASTER_PORT"])
+    address = launch.address
     deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
     while launch.rank != 0 and not _listens(address, port):
         if time.monotonic() > deadline:
@@ -164,13 +190,16 @@ def started_by_rank_0(port: int, rank: int, size: int) -> Member:
 def others_dismissed() -> Iterator[None]:
     """Return a context that, on exit, dismisses the ranks that rank 0 has not needed.
 
-    Rank 0 does not need other ranks if, for example, the run was already finished. Without a
-    launcher, the context does nothing.
+    Rank 0 does not need other ranks if, for example, the run was already finished, or its input is
+    wrong. Without a launcher, the context does nothing.
     """
-    yield
-    launch = launched_process()
-    if launch is not None and launch.rank == 0:
-        by_launcher(launch).store.compare_set(CALL, "", NOT_NEEDED)
+    try:
+        yield
+    finally:
+        launch = launched_process()
+        if launch is not None and launch.rank == 0:
+            with suppress(ProcessLostError):  # says no more than what ended rank 0
+                by_launcher(launch).dismiss_others()
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:

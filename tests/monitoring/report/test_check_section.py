@@ -9,7 +9,7 @@ import pytest
 
 from infrastructure.monitoring.records.run_reader import CHECKS_FILE
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.report.check_section import check_tables, checks
+from infrastructure.monitoring.report.check_section import checks
 
 BAD: dict[str, Any] = {
     "name": "loss",
@@ -23,34 +23,29 @@ BAD: dict[str, Any] = {
 SPEED = {**BAD, "name": "speed", "group": "performance", "status": "pass", "remedy": ""}
 
 
-def test_each_group_is_a_card_and_text_is_no_markup() -> None:
-    first, second = check_tables([BAD, SPEED])
-    assert "it is &lt;b&gt;bad&lt;/b&gt;" in first
-    assert "→ look at it" in first
-    assert '<span class="bad">failed</span>' in first
-    assert "loss 3.25" in first
-    assert "0.4 s" in first
-    assert '<span class="good">ok</span>' in second
+def section_of(folder: Path, *rounds: object) -> str:
+    (folder / CHECKS_FILE).write_text(json.dumps(rounds))
+    return checks(read_view(folder))
 
 
-def test_each_status_has_its_word_and_each_group_its_title() -> None:
+def test_a_check_is_shown_in_full_and_its_text_is_no_markup(tmp_path: Path) -> None:
+    section = section_of(tmp_path, {"step": 0, "verdict": "", "checks": [BAD]})
+    assert "it is &lt;b&gt;bad&lt;/b&gt;" in section
+    assert "→ look at it" in section
+    assert "loss 3.25" in section
+    assert "0.4 s" in section
+
+
+def test_each_status_has_its_word(tmp_path: Path) -> None:
     statuses = {
         **{"pass": ("good", "ok"), "warn": ("warn", "warning")},
         **{"fail": ("bad", "failed"), "skipped": ("soft", "skipped")},
     }
-    groups = ["unit", "integration", "performance", "own"]
-    results: list[object] = [
-        {"name": status, "group": group, "status": status}
-        for status, group in zip(statuses, groups, strict=True)
-    ]
-    cards = check_tables([*results, 3])
-    headings = [
-        *("What is trained, and how", "Real training steps, undone afterwards", "Speed", "own")
-    ]
-    for card, heading, (status, (css, word)) in zip(cards, headings, statuses.items(), strict=True):
+    results = [{"name": status, "status": status} for status in statuses]
+    section = section_of(tmp_path, {"step": 0, "verdict": "", "checks": [*results, 3]})
+    for status, (css, word) in statuses.items():
         mark = f'<td><span class="{css}">{word}</span></td>'
-        assert f"<h2>{heading}</h2>" in card
-        assert f"<td>{status}</td>{mark}<td></td><td></td><td></td>" in card
+        assert f"<td>{status}</td>{mark}<td></td><td></td><td></td>" in section
 
 
 def test_the_twenty_newest_rounds_are_listed_with_what_is_wrong(tmp_path: Path) -> None:

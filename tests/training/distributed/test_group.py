@@ -70,7 +70,7 @@ def do_everything(group: JoinedGroup) -> dict[str, Any]:
     for status, reason in [
         (Status.FINE, ""),
         (Status.OUT_OF_MEMORY if group.rank == 1 else Status.STOP, f"rank {group.rank}"),
-        (Status.SAVE if group.is_first else Status.FINE, "due"),
+        (Status.STOP if group.is_first else Status.FINE, "due"),
     ]:
         statuses.append([group.agree(status, reason).name, group.reason])
     decided = [group.decide(lambda: {"rank": group.rank}) for _ in range(3)]
@@ -95,7 +95,7 @@ def test_two_ranks_agree_decide_sum_and_broadcast() -> None:
     assert first["weights"]
     assert first["local_rank"]
     assert first["sums"] == [3.0] * 4
-    assert first["statuses"] == [["FINE", ""], ["OUT_OF_MEMORY", "rank 1"], ["SAVE", "due"]]
+    assert first["statuses"] == [["FINE", ""], ["OUT_OF_MEMORY", "rank 1"], ["STOP", "due"]]
     assert first["decided"] == [{"rank": 0}] * 3
 
 
@@ -451,9 +451,9 @@ FINE: tuple[Status, str] = (Status.FINE, "")
 @pytest.mark.parametrize(
     ("own", "stop", "other", "agreed"),
     [
-        (FINE, None, (Status.SAVE, "due"), (Status.SAVE, "due")),
-        ((Status.SAVE, "own"), None, (Status.SAVE, "other"), (Status.SAVE, "own")),
-        ((Status.SAVE, "own"), "SIGTERM", FINE, (Status.STOP, "SIGTERM")),
+        (FINE, None, (Status.STOP, "due"), (Status.STOP, "due")),
+        ((Status.STOP, "own"), None, (Status.STOP, "other"), (Status.STOP, "own")),
+        (FINE, "SIGTERM", FINE, (Status.STOP, "SIGTERM")),
         ((Status.STOP, "own"), "SIGTERM", FINE, (Status.STOP, "own")),
         ((Status.NOT_FINITE, "own"), "SIGTERM", (Status.STOP, ""), (Status.NOT_FINITE, "own")),
     ],

@@ -62,10 +62,18 @@ def test_a_rank_0_that_trains_nothing_lets_the_others_go(
     launched = LaunchedProcess(rank, 2, rank, "127.0.0.1")
     monkeypatch.setattr(members, "launched_process", lambda: launched)
     monkeypatch.setattr(members, "by_launcher", lambda _: Member(rank, 2, rank, store))
-    with others_dismissed():
-        if has_called:
-            Member(0, 2, 0, store).call_others("cpu", 3.0)
-    assert Member(1, 2, 1, store).called() == expected
+    late = Member(1, 2, 1, store)
+    given: list[tuple[str, float] | None] = []
+    looking = threading.Timer(0.3, lambda: given.append(late.called()))
+    looking.start()
+    if has_called:
+        Member(0, 2, 0, store).call_others("cpu", 3.0)
+    with pytest.raises(KeyError), others_dismissed():
+        raise KeyError  # what ends rank 0 is no reason to leave them waiting
+    if not has_called:
+        assert given == [expected]  # rank 0 was there until rank 1 had looked
+    looking.join(60)
+    assert given == [expected]
 
 
 def test_without_a_launcher_nothing_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +149,31 @@ def test_only_rank_0_lets_the_others_go(monkeypatch: pytest.MonkeyPatch) -> None
     with others_dismissed():
         pass
     assert not store.check([members.CALL])
+
+
+def test_rank_0_waits_for_nobody_who_need_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an agent, whose store outlives it; nor forever for those that will never come."""
+    monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(seconds=0.05))
+    Member(0, 3, 0, dist.HashStore()).dismiss_others()
+    monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(hours=1))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    Member(0, 3, 0, dist.HashStore()).dismiss_others()
+
+
+def test_the_store_of_a_launch_has_a_call_as_long_as_rank_0_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the end of a training would wait for ranks that have ended."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    launched = LaunchedProcess(0, 2, 0, "127.0.0.1")
+    by_launcher(launched).call_others("cpu", 3.0)
+    monkeypatch.setattr(members, "launched_process", lambda: launched)
+    monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(hours=1))
+    with others_dismissed():
+        pass
+    second = by_launcher(LaunchedProcess(1, 2, 1, "127.0.0.1"))
+    assert second.called() == ("cpu", 3.0)
 
 
 def test_ranks_of_a_launcher_without_a_store_meet_in_that_of_rank_0(

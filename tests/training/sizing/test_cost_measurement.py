@@ -282,6 +282,17 @@ class Probe:
         return 6.0
 
 
+@pytest.mark.parametrize(("has_optimizer", "seconds", "tried"), [(0, 6.0, [1, 0, 0]), (1, 0, [1])])
+def test_a_second_optimizer_is_not_tried(
+    has_optimizer: bool, seconds: float, tried: list[int]
+) -> None:
+    """Where the run has one already, there may be no room for another."""
+    measurement, probe = measurement_of([3, 5]), Probe()
+    given: Any = probe
+    assert measurement._warm_up(given, has_optimizer) == seconds
+    assert probe.tried == tried
+
+
 def measurement_of(
     lengths: list[int], *, device: str = "cpu", packs: bool = False, **more: Any
 ) -> CostMeasurement:

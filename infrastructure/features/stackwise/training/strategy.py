@@ -399,9 +399,9 @@ class StackwiseStrategy(TrainingStrategy):
                 given = rack.hidden_at(unit.first, run)
         output = rack.hidden_at(unit.last, run, unit.first, start)
         error = reconstruction_loss(decoder, output, given, inputs.get("target_positions"))
-        loss, num_items = error * self.config.reconstruct_weight, _num_items(inputs)
-        _backward(loss * (num_items / (total_items or max(1, num_items))), scaler)
-        return StepOutput(loss.detach() * num_items, num_items), output.detach()
+        num_items = _num_items(inputs)
+        loss_sum = error * self.config.reconstruct_weight * num_items
+        return _learn(StepOutput(loss_sum, num_items), total_items, scaler), output.detach()
 
     def _step_of_all(
         self,
@@ -445,9 +445,6 @@ def _learn(
     output: HasLossSum, total_items: int | None, scaler: torch.amp.GradScaler | None
 ) -> StepOutput:
     """Run the backward pass of a loss, divided by the number of items."""
-    _backward(output.loss_sum / (total_items or max(1, output.num_items)), scaler)
-    return StepOutput(output.loss_sum.detach(), output.num_items)
-
-
-def _backward(loss: torch.Tensor, scaler: torch.amp.GradScaler | None) -> None:
+    loss = output.loss_sum / (total_items or max(1, output.num_items))
     (loss if scaler is None else scaler.scale(loss)).backward()
+    return StepOutput(output.loss_sum.detach(), output.num_items)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -424,3 +425,24 @@ def test_a_random_draw_is_noted_until_examples_are_chosen(
         extension.session.decisions.select_examples([1])
     note = "quantum.examples_drawn_at_random(selected=9, total=20, data_budget=auto)"
     assert extension.session.without_answer() == note * is_noted
+
+
+def test_the_data_gives_the_selection_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def select(ids: Any) -> None:
+        data.selected = ids
+        given.append(ids.tolist())
+
+    data = SimpleNamespace(selected=None, select=select, unselect=lambda: given.append("all"))
+    monkeypatch.setattr(QuantumExtension, "_data", data)
+    extension, state = extension_without_a_model(None), TrainingState(torch.nn.Linear(1, 1))
+    extension.hold_selection(state)
+    extension.in_force = np.array([1, 4])  # as a run resumes within an epoch
+    extension.session.decisions.select_examples([2, 5])
+    state.position.example = 8
+    extension.hold_selection(state)
+    extension.hold_selection(state)  # the data gives it already
+    state.position.example = 0
+    extension.hold_selection(state)
+    assert given == ["all", [1, 4], [2, 5]]

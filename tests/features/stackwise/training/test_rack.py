@@ -36,6 +36,23 @@ def test_every_architecture_is_cut_by_structure(architecture: str) -> None:
     torch.testing.assert_close(logits(model), whole, rtol=0, atol=0)  # nothing is left behind
 
 
+def test_a_difference_from_one_of_four_layers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first two, the middle and the last, of all other layers of a model none."""
+    hidden_at = Rack.hidden_at
+    noticed = []
+    for wrong in range(8):
+
+        def planted(self: Rack, layer: int, run: Any, wrong: int = wrong) -> torch.Tensor:
+            return hidden_at(self, layer, run) * (1 + 99 * (layer == wrong))
+
+        monkeypatch.setattr(Rack, "hidden_at", planted)
+        try:
+            Rack(tiny_model("llama", num_hidden_layers=8)).check()
+        except ValueError as error:
+            noticed.append((wrong, f"layer={wrong}, " in str(error)))
+    assert noticed == [(0, True), (1, True), (4, True), (7, True)]
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_parameter_lies_below_in_or_above_the_layers(architecture: str) -> None:
     model = tiny_model(architecture)

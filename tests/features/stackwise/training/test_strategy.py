@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StepOutput, TrainingState
 from infrastructure.training.distributed import members
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import ForkedHelper, deploy, losses, small_settings, write_rows
 from tests.deployment.test_resuming import StopAfter
-from tests.models.architectures import tiny_model
+from tests.models.architectures import gradients, tiny_model
 from tests.slow import slow, slow_but
 
 LAYERS = 4
@@ -651,3 +652,38 @@ def test_how_layers_are_stored_is_tried_out_before_the_first_step(is_sequential:
     prepare(scaled)
     with pytest.raises(ValueError, match="only on another machine"):
         prepare(refused)
+
+
+@pytest.mark.parametrize(("shape", "is_refused"), [((4, 64), 0), ((2, 4, 63), 0), ((2, 4, 64), 1)])
+def test_experts_in_one_tensor_cannot_be_quantised(
+    shape: tuple[int, ...], is_refused: bool
+) -> None:
+    model = tiny_model("llama", num_hidden_layers=4)
+    model.model.layers[2].weights = torch.nn.Parameter(torch.ones(shape))
+    config = TrainingConfig(mode="layerwise", quantization_enabled=True, quantization_type="fp16")
+    with pytest.raises(ValueError, match="experts_cannot") if is_refused else nullcontext():
+        StackwiseStrategy(config).prepare_model(model)
+
+
+@pytest.mark.parametrize("local_loss", ["head", "reconstruct"])
+def test_a_batch_without_a_total_is_divided_by_its_own_items(local_loss: str) -> None:
+    """As the specification calls a step: with a plain batch."""
+
+    def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> StepOutput:
+        logits = model(input_ids=batch["inputs"]).logits
+        return StepOutput(logits.square().sum(), batch["inputs"].numel())
+
+    strategy, model = strategy_of(mode="layerwise", local_loss=local_loss)
+    strategy.compute_loss = loss_of
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy.enter_phase(model, optimizer, 0)
+    ids = torch.arange(3, 11).reshape(2, 4)
+    batch = {"inputs": ids, "target_positions": torch.arange(8)}
+    found = []
+    for given in ({}, {"total_items": 8}, {"total_items": 16}):
+        strategy.train_step(model, batch | given, optimizer, None, None, update_gradients=False)
+        found.append(gradients(model))
+    assert found[0]
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+        torch.testing.assert_close(2 * found[2][name], gradient)
