@@ -358,7 +358,8 @@ def train_cell(cell: Cell, workshop: Workshop) -> Outcome:
         usual = {"batch_size": 12, "num_epochs": 16, "warmup_steps": 2}
         settings = {**usual, **settings, "train_vision": cell.method == "seeing"}
     if cell.family == "mixtral" and cell.backend == "unsloth" and "lora" in settings:
-        settings["lora_experts"] = False  # which Unsloth's LoRA does not reach
+        # Unsloth's LoRA does not reach experts.
+        settings["lora_target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj"]
     if cell.method == "distillation":
         settings["teacher"] = str(workshop.teacher(cell.family))
     began = time.monotonic()

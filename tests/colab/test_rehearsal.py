@@ -34,18 +34,18 @@ def test_what_is_left_at_the_place_comes_to_the_same_end(
     config = configured(tmp_path, backup={"place": str(tmp_path / "place")})
     colab.rehearse_disconnect(config, at_step=20)
     output = capsys.readouterr().out
-    assert "Killed process" in output
+    assert "notebook.rehearsal_machine_taken_away" in output
     (lost,) = Path(config.output_dir, "lost-machines").iterdir()
     trainer = read_trainer(lost)
     assert trainer is not None
     assert not psutil.pid_exists(trainer.pid)
     assert not list(Path(config.output_dir).glob("*/run.json"))
     colab.rehearse_disconnect(config, at_step=20)
-    assert "gone already" in capsys.readouterr().out
+    assert "notebook.rehearsal_machine_already_gone" in capsys.readouterr().out
     summary = trained(config)
     assert Path(summary["paths"]["run"]).name == lost.name
     colab.rehearse_disconnect(config, at_step=20)
-    assert "nothing left that could be lost" in capsys.readouterr().out
+    assert "notebook.rehearsal_run_finished" in capsys.readouterr().out
     undisturbed = trained(configured(tmp_path, output_dir=str(tmp_path / "undisturbed")))
     ends = [Path(s["paths"]["model"], "model.safetensors") for s in (summary, undisturbed)]
     assert file_sha256(ends[0]) == file_sha256(ends[1])

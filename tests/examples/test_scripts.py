@@ -56,6 +56,6 @@ def test_trainers_of_trl_are_kept_and_do_nothing_once_they_are_finished(
     for _ in range(2):
         done = run("own_trainer", tmp_path, str(saved_llama))
         assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("finished before: nothing is trained") == 2
+    assert done.stdout.count("trainer.run_already_finished") == 2
     for name in ("sft", "dpo"):
         assert (tmp_path / "runs" / name / "final/model.safetensors").is_file()

@@ -309,7 +309,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "believes sizes": (store, "decode", _believes_sizes),
     "believes segments": (objects, "decompress", _believes_segments),
     "reads Python": (store, "parse_manifest", _evaluates),
-    "any file name": (run_files, "_NAME", _AnyName),
+    "any file name": (run_files, "_name_pattern", lambda: _AnyName),
     "any header": (store, "decode", _raises_key_errors),
 }
 

@@ -143,7 +143,10 @@ def verdict_of(trial: Trial, folder: Path, template: Path) -> str:
         return f"dead_end: {done.output[-500:]}"
     run = run_in(folder)
     expected = json.loads((template.parent / "result.json").read_text())
-    model, losses = json.loads(json.dumps(result_of(run)))
+    try:
+        model, losses = json.loads(json.dumps(result_of(run)))
+    except FileNotFoundError:  # of the model, although the command has said that all is well
+        return f"silent: {done.output[-500:]}"
     if model != expected[0] or losses != expected[1][-len(losses) :]:
         return f"differing: {done.output[-500:]}"
     if losses != expected[1] and "path=metrics.jsonl, problem=is missing" not in done.output:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.agent import SPENT_VARIABLE
+from infrastructure.core.stop_signals import StopSignal
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.identity import HELD_OUT_DATA
@@ -515,3 +517,24 @@ def test_what_is_saved_may_depend_on_the_state(saved_llama: Path, data_file: Pat
     trainer.add_hooks([curious])
     trainer.prepare()
     assert curious.steps == [0]
+
+
+def test_a_training_that_ends_closes_what_it_has_opened() -> None:
+    """With whether the run is over: what one that may be resumed needs is kept."""
+    trainer, closed = unprepared(), list[bool | str]()
+    state = SimpleNamespace(model=torch.nn.Linear(1, 1), step=3)
+
+    def run(_: object) -> None:
+        state.step += 2
+        if state.step == 5:
+            raise StopSignal(signal.SIGTERM)
+
+    loop = SimpleNamespace(run=run, total_steps=7)
+    trainer._session = SimpleNamespace(state=state, loop=loop)
+    trainer.checkpoints = SimpleNamespace(close=lambda: closed.append("checkpoints"))
+    trainer.strategy.close = closed.append
+    with pytest.raises(StopSignal):
+        trainer.train()
+    assert closed == ["checkpoints", False]
+    trainer.train()
+    assert closed[2:] == ["checkpoints", True]

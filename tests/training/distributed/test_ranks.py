@@ -126,9 +126,9 @@ def test_a_rank_that_is_killed_ends_the_training_after_it_is_saved(
         trained(config, prepare, checkpoint_directory=checkpoints)
     assert time.monotonic() - started < 300  # gloo itself would wait for ten minutes
     pids = watches[0].pids
-    assert f"the process of rank 2 (of 3, pid {pids[-1]}) is gone: it was killed by SIGKILL" in str(
-        raised.value
-    )
+    rank = f"training.rank_of_size_with_pid(rank=2, size=3, pid={pids[-1]})"
+    killed = "core.killed_by_signal(signal=SIGKILL)"
+    assert f"training.rank_process_gone(name={rank}, fate={killed}" in str(raised.value)
     assert step_of(CheckpointManager(checkpoints).newest()) == 3
     assert not any(map(psutil.pid_exists, pids))
     assert not torch.distributed.is_initialized()
