@@ -39,8 +39,8 @@ class EmergencyResult:
     """The result of an emergency backup.
 
     Attributes:
-        path: the manifest of the checkpoint, or None if nothing was written. error: the reason if
-            nothing was written.
+        path: the manifest of the checkpoint, or None if nothing was written.
+        error: the reason if nothing was written.
         confirmed: whether the checkpoint is also safe at the destination.
         seconds: how long the backup took.
     """

@@ -74,13 +74,16 @@ def modules() -> list[str]:
 def mirror_of(module: str) -> list[str]:
     """Return the quick test files of a module by the mirror of the tree, its own ones first.
 
-    A module without a file of its own is tested by those of its folder, and what a feature
+    Then those of its folder that are of no single module. A module without a file of its own is
+    tested by all of its folder, and what a feature
     declares by the rules of the architecture, too; the field's cases see all.
     """
-    folder = ROOT / "tests" / Path(module).parent.relative_to(PRODUCT)
-    name = Path(module).stem
+    beside = (ROOT / module).parent
+    folder, name = ROOT / "tests" / beside.relative_to(ROOT / PRODUCT), Path(module).stem
     own = sorted({*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")})
-    near = own or sorted(folder.glob("test_*.py"))
+    every = sorted(folder.glob("test_*.py"))
+    of_several = [path for path in every if not (beside / path.name.removeprefix("test_")).exists()]
+    near = [*own, *of_several] if own else every
     rules = [ROOT / "tests/test_architecture.py"] * (name == "feature")
     field_cases = sorted((ROOT / "tests/field").glob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in dict.fromkeys([*near, *rules, *field_cases])]

@@ -207,6 +207,15 @@ def test_runs_of_learnt_tokens_have_their_ends() -> None:
         assert runs_of(TokenizedExample(np.arange(4, dtype=np.int32), mask)) == runs
 
 
+@needs_templates
+def test_an_answer_of_white_space_alone_has_nothing_wrong() -> None:
+    tokenizer = tokenizer_for(training_templates()["llama3"])
+    ids = np.array(tokenizer.encode("a\n", add_special_tokens=False), dtype=np.int32)
+    is_space = np.array([not tokenizer.decode([token]).strip() for token in ids])
+    assert is_space.any()
+    assert AnswerMarks(tokenizer).wrong_in(TokenizedExample(ids, is_space), "") == ""
+
+
 def test_prompts_that_were_cut_are_not_looked_for(folder: Path, tmp_path: Path) -> None:
     results = found(subject(folder, tmp_path, "template", LONG, over_length="truncate"))
     assert results["prompts"].status == "pass"

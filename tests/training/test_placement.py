@@ -171,3 +171,19 @@ def test_a_model_is_not_sharded_where_it_must_not_or_cannot_be() -> None:
     quantized.model_config.quantization = "4bit"
     assert not of_two().may_shard(quantized)
     assert not of_two().may_shard(adapter_of(shard="no"))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "group", "is_sharded"),
+    [(Sharding.SHARD, _Rank(0), 1), (None, _Rank(0), 0), (Sharding.SHARD, ALONE, 0)],
+)
+def test_a_model_is_sharded_over_ranks_that_have_joined(
+    sharding: Sharding | None, group: Group, is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    ranks = SimpleNamespace(size=2, is_first=True, join=lambda welcome: group)
+    place = Placement(ranks, sharding)  # type: ignore[arg-type]
+    monkeypatch.setattr(Placement, "_shard", lambda self, *given: done.append(given[:2]))
+    given: Any = SimpleNamespace(decide=lambda: SimpleNamespace(resolved=lambda: None))
+    assert place.join(given, given, dict) is group
+    assert done == ([(group, sharding)] if is_sharded else [])

@@ -50,7 +50,8 @@ class TensorBytes:
 
     Attributes:
         dtype: safetensors' name of the type, such as "F32".
-        shape: lengths of the dimensions; () for a single number. data: the bytes.
+        shape: lengths of the dimensions; () for a single number.
+        data: the bytes.
     """
 
     dtype: str

@@ -109,8 +109,8 @@ class BadRow:
     """A record that cannot be used, with its position, the reason, and its first characters.
 
     Attributes:
-        reason: one of this module's constants; bad rows are counted by reason. detail: a precise
-            description of the error.
+        reason: one of this module's constants; bad rows are counted by reason.
+        detail: a precise description of the error.
         encoding: the likely encoding of a row that is not UTF-8; "" for other rows, or if unknown.
         advice: the remedy for this row in particular; "" means that the remedy for its reason
             applies.

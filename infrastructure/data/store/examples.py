@@ -61,8 +61,8 @@ class TokenizedExample:
 
     Attributes:
         input_ids: int32 (n,).
-        supervised: bool (n,); True if token i is a loss target. The first token never is. task: the
-            kind of task, or "".
+        supervised: bool (n,); True if token i is a loss target. The first token never is.
+        task: the kind of task, or "".
         pictures: its images, in the order of their tokens.
     """
 

@@ -36,6 +36,7 @@ from infrastructure.training.observers.monitoring_setup import (
 )
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
+from tests.training.toy import ToyModel
 from tests.training.toy_training import Training
 
 
@@ -219,9 +220,19 @@ def test_checkpoints_get_older_until_the_next(tmp_path: Path) -> None:
     assert first + 0.02 <= later < 60
 
 
-def test_one_forward_pass_is_measured_at_an_evaluation() -> None:
+def test_one_forward_pass_is_measured_at_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     training, monitor = watched()
+    forward, kept = ToyModel.forward, list[bool]()
+
+    def watched_forward(self: Any, *given: Any, **more: Any) -> Any:
+        if not self.training:
+            kept.append(torch.is_grad_enabled())
+        return forward(self, *given, **more)
+
+    monkeypatch.setattr(ToyModel, "forward", watched_forward)
     training.run()
+    assert kept
+    assert not any(kept)  # no memory is used for gradients
     latency = monitor.probes["inference_latency_seconds"]()
     assert latency is not None
     assert 0 < latency < 60
