@@ -307,7 +307,7 @@ def test_a_processor_that_waits_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> 
         (0, "0.0 GiB"),
         (GIB // 20, "0.05 GiB"),
         (int(0.0991 * GIB), "0.099 GiB"),
-        (GIB // 10 + 1, "0.1 GiB"),
+        (GIB // 8, "0.1 GiB"),
         (12345 * MIB, "12.1 GiB"),
     ],
 )

@@ -25,4 +25,9 @@ ARGUED: dict[str, str] = {
     "3b3062bd3b1c5df8": "how often a waiting thread looks up does not change what it gives",
     "d99e3323dcb42200": "torch's default dtype is this one unless somebody changes it",
     "6a3c2f4f1622d043": "two sums of floats that differ by exactly the least gain",
+    "2f036ca1566d8662": "the size of a piece does not change the file",
+    "97728d86da27db63": "a rise of exactly the least gain changes a mean by nothing that counts",
+    "ca7e35c3f91c8ed9": "about two hundred are meant",
+    "dd0987a8afe2fbdb": "any of these shifts mixes the bits of a number",
+    "d27cd699e73d5e3a": "in how many pieces a copy is announced does not change it",
 }

@@ -144,7 +144,7 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
             return kind, phrase(REMEDIES.get(kind, "data.unpack_or_export"))
     if head[TAR_AT:].startswith(TAR):
         return "data.kind_tar", phrase("data.unpack_or_export")
-    start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
+    start = head.removeprefix(UTF8_MARK).lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
         return WEB_PAGE, phrase("data.web_page_downloaded")
     if start.startswith(b"version https://git-lfs"):

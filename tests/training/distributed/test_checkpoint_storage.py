@@ -27,6 +27,7 @@ from infrastructure.training.checkpoints.chunked_version import (
     KEY,
     TensorChunk,
     decode_value,
+    described_values,
     load_whole,
 )
 from infrastructure.training.checkpoints.snapshot import Snapshot
@@ -103,6 +104,9 @@ def test_what_two_processes_saved_one_process_reads(tmp_path: Path, kind: str) -
     weights = [name for name in manifest.tensors if name.startswith("model/0.weight@")]
     assert len(weights) == (2 if kind == "fsdp" else 1)  # each shard once, each replica once
     assert files_with_pickles(tmp_path / "store") == []
+    described = described_values(manifest)  # as FORMAT.md defines it, for other readers
+    assert {*described["values"]} == {k for k, v in whole.items() if not torch.is_tensor(v)}
+    assert described["paths"]["model.0.weight"] == ["model", "0.weight"]
 
 
 def test_a_rank_that_is_killed_while_saving_leaves_the_version_before(tmp_path: Path) -> None:
