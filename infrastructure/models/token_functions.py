@@ -38,7 +38,6 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 LOSSES: Registry[TokenFunction] = registries.LOSSES
-LOSSES.provide({CROSS_ENTROPY: cross_entropy})
 METRICS: Registry[TokenFunction] = registries.METRICS
 
 

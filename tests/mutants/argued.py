@@ -30,4 +30,5 @@ ARGUED: dict[str, str] = {
     "ca7e35c3f91c8ed9": "about two hundred are meant",
     "dd0987a8afe2fbdb": "any of these shifts mixes the bits of a number",
     "d27cd699e73d5e3a": "in how many pieces a copy is announced does not change it",
+    "0cd6b940ae1b3612": "a reason of about this length is meant",
 }

@@ -115,7 +115,7 @@ def test_a_model_that_became_slower_is_reported(config: DeploymentConfig) -> Non
     result = check_speed(subject)
     assert result.status == "warn"
     assert "testing.measure_slower(name=seconds_per_step" in result.text
-    assert "seconds_per_forward is" in result.text
+    assert "testing.measure_slower(name=seconds_per_forward" in result.text
     assert len(earlier_times(subject)) == 1, "a slow measurement became part of the baseline"
     assert "testing.kept_as_baseline" in check_speed(subject, rebaseline=True).text
     (taken,) = earlier_times(subject)
