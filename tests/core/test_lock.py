@@ -2,6 +2,8 @@
 
 import errno
 import fcntl
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,15 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert not second.take(wait=False)
     first.release()
     assert second.take(wait=False)
+
+
+def test_its_file_is_the_users_to_write_and_everybodys_to_read(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Lock(tmp_path / "lock")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o644
 
 
 def test_readers_share_it(tmp_path: Path) -> None:

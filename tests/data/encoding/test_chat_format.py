@@ -12,6 +12,7 @@ from infrastructure.data.encoding.chat_format import (
     PlainFormat,
     TemplateFormat,
     _any_of,
+    _changed,
     end_of_text,
     leading_ids,
     marks_without_token,
@@ -345,3 +346,14 @@ def test_messages_that_are_left_out_are_found_among_marked_ones() -> None:
     deaf = MARKED.replace("{{ m['content'] }}{% endgen", "same{% endgen")
     with pytest.raises(FormatError, match=r"data\.untrained_message_not_located\(number=2\)"):
         form(deaf).write(Conversation(tuple(given)))
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_changed_message_calls_other_tools(wraps: bool) -> None:
+    """By which is seen whether a template writes what a message of calls alone says."""
+    call: dict[str, Any] = {"name": "add", "arguments": {}}
+    calls = [{"function": call} if wraps else call]
+    changed = _changed(Turn("assistant", "", fields=json.dumps({"tool_calls": calls})))
+    (found,) = json.loads(changed.fields)["tool_calls"]
+    assert found.get("function", found)["name"] not in ("", "add")
+    assert _changed(Turn("user", "hello")).text not in ("", "hello")

@@ -3,6 +3,7 @@
 import tracemalloc
 import unittest
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import dimod
@@ -12,6 +13,7 @@ import pytest
 from infrastructure.features.quantum.samplers import dense_problem
 from infrastructure.features.quantum.samplers.dense_annealer import DenseAnnealer, default_reads
 from infrastructure.features.quantum.samplers.dense_problem import DenseProblem
+from infrastructure.features.quantum.samplers.dense_search_base import distinct
 from tests.features.quantum.samplers.questions import least_energy, random_model
 from tests.slow import slow_but
 
@@ -179,3 +181,12 @@ def test_the_conversion_needs_little_beside_the_matrix() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * 700**2 + 40 * bqm.num_interactions
+
+
+def test_states_that_differ_in_few_variables_are_one() -> None:
+    """The one of least energy, if they differ in no more than the given number."""
+    signs = {3.0: [1, 1, 1, 1], 1.0: [1, 1, -1, -1], 2.0: [-1, -1, -1, 1], 4.0: [1, 1, 1, -1]}
+    states: Any = [SimpleNamespace(energy=e, sign=np.array(sign)) for e, sign in signs.items()]
+    assert [state.energy for state in distinct(states, 2)] == [1.0, 2.0]
+    assert [state.energy for state in distinct(states, 1)] == [1.0, 2.0, 3.0]
+    assert [state.energy for state in distinct(states, 0)] == [1.0, 2.0, 3.0, 4.0]
