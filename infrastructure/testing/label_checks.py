@@ -488,7 +488,7 @@ def check_template(subject: Subject) -> CheckResult:
         return CheckResult("prompts", "skipped", phrase("testing.model_without_text"))
     for number, example in enumerate(subject.candidates, 1):
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
-        if bos is not None and ids[0] == ids[1] == bos:  # a trained token is never the first
+        if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = phrase("testing.duplicate_bos", number=number)
             return CheckResult("prompts", "fail", text, phrase("testing.remove_second_bos"))
     return check_prompts(pipeline)

@@ -191,15 +191,22 @@ def others_dismissed() -> Iterator[None]:
     """Return a context that, on exit, dismisses the ranks that rank 0 has not needed.
 
     Rank 0 does not need other ranks if, for example, the run was already finished, or its input is
-    wrong. Without a launcher, the context does nothing.
+    wrong. After an interruption, they are not waited for: they get the signal as well. Without a
+    launcher, the context does nothing.
     """
     try:
         yield
-    finally:
-        launch = launched_process()
-        if launch is not None and launch.rank == 0:
-            with suppress(ProcessLostError):  # says no more than what ended rank 0
-                by_launcher(launch).dismiss_others()
+    except Exception:
+        _dismiss_others()
+        raise
+    _dismiss_others()
+
+
+def _dismiss_others() -> None:
+    launch = launched_process()
+    if launch is not None and launch.rank == 0:
+        with suppress(ProcessLostError):  # says no more than what ended rank 0
+            by_launcher(launch).dismiss_others()
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:

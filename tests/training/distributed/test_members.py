@@ -1,6 +1,7 @@
 """Rank 0 calls the others when it needs them, or lets them go."""
 
 import os
+import signal
 import threading
 from datetime import timedelta
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.core.stop_signals import StopSignal
 from infrastructure.training.distributed import members
 from infrastructure.training.distributed.members import (
     SECRET_VARIABLE,
@@ -149,6 +151,14 @@ def test_only_rank_0_lets_the_others_go(monkeypatch: pytest.MonkeyPatch) -> None
     with others_dismissed():
         pass
     assert not store.check([members.CALL])
+
+
+def test_an_interruption_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = LaunchedProcess(0, 2, 0, "127.0.0.1")
+    monkeypatch.setattr(members, "launched_process", lambda: launched)
+    monkeypatch.setattr(members, "by_launcher", lambda _: pytest.fail("it would be waited for"))
+    with pytest.raises(StopSignal), others_dismissed():
+        raise StopSignal(signal.SIGTERM)
 
 
 def test_rank_0_waits_for_nobody_who_need_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
