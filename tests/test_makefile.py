@@ -84,7 +84,10 @@ WORKERS = ["-n", "4", "--dist", "worksteal", "--durations", "25"]
         ),
         (["test"], [".venv/bin/python", *PYTEST, *WORKERS]),
         (["test", "TEST_FLAGS=-k 'a or b'"], [".venv/bin/python", *PYTEST, "-k", "a or b"]),
-        (["test-slow"], [".venv/bin/python", *PYTEST, "-m", "slow", *WORKERS]),
+        (
+            ["test-slow"],
+            [".venv/bin/python", *PYTEST, *("-m", "slow", "--timeout", "1800"), *WORKERS],
+        ),
         (["test-colab"], [".venv-colab/bin/python", *PYTEST, *WORKERS]),
         (["notebooks"], [".venv/bin/python", "-m", "notebooks.build"]),
         (

@@ -12,7 +12,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Protocol, cast
 
@@ -278,6 +278,13 @@ def _others_dismissed(process: LaunchedProcess | None) -> AbstractContextManager
     return others_dismissed()
 
 
+def _stay_for_dismissed() -> None:
+    """Wait for the ranks that `_others_dismissed` has dismissed, after all output."""
+    module = "infrastructure.training.distributed.members"
+    if launched_process() is not None and module in sys.modules:
+        sys.modules[module].stay_for_dismissed()
+
+
 def _lost(error: ProcessLostError) -> ExitCode:
     """Handle the loss of another rank. The launcher, if there is one, prints the message."""
     agent = agent_folder()
@@ -343,6 +350,8 @@ def main_of_process() -> int:
         code = main()
     except KeyboardInterrupt:  # another one, while the command was ending
         code = int(ExitCode.INTERRUPTED)
+    with suppress(KeyboardInterrupt):
+        _stay_for_dismissed()
     ignore_stop_signals()
     leave_the_rest()
     return code

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
 AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled in the meantime
 RANK_0_WITHIN = timedelta(minutes=30)
-DISMISSED_WITHIN = timedelta(minutes=2)  # as long as a slow machine takes to import PyTorch
+DISMISSED_WITHIN = timedelta(minutes=1)  # ranks start together, and import the same packages
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,16 @@ class Member:
         self.store.set(CALL, f"{device_type} {limit_seconds}")
 
     def dismiss_others(self) -> None:
-        """End the ranks that still wait for rank 0.
+        """End the ranks that wait for rank 0, unless they were called."""
+        self.store.compare_set(CALL, "", NOT_NEEDED)
 
-        A store that rank 0 has opened ends with it. So this waits until all of them have looked:
-        a rank that starts later would look for rank 0 for half an hour.
+    def stay_for_dismissed(self) -> None:
+        """Wait until all ranks that were dismissed know it.
+
+        A store that rank 0 has opened ends with it. Ranks that start later would look for rank 0
+        for half an hour.
         """
-        call = self.store.compare_set(CALL, "", NOT_NEEDED)
-        if call.decode() != NOT_NEEDED or _has_agent():
+        if not self.store.check([CALL]) or self.store.get(CALL).decode() != NOT_NEEDED:
             return
         deadline = time.monotonic() + DISMISSED_WITHIN.total_seconds()
         while self.store.add(DISMISSED, 0) < self.size - 1 and time.monotonic() < deadline:
@@ -191,7 +194,7 @@ def others_dismissed() -> Iterator[None]:
     """Return a context that, on exit, dismisses the ranks that rank 0 has not needed.
 
     Rank 0 does not need other ranks if, for example, the run was already finished, or its input is
-    wrong. After an interruption, they are not waited for: they get the signal as well. Without a
+    wrong. After an interruption, they are not dismissed: they get the signal as well. Without a
     launcher, the context does nothing.
     """
     try:
@@ -207,6 +210,17 @@ def _dismiss_others() -> None:
     if launch is not None and launch.rank == 0:
         with suppress(ProcessLostError):  # says no more than what ended rank 0
             by_launcher(launch).dismiss_others()
+
+
+def stay_for_dismissed() -> None:
+    """At the end of rank 0's process, wait a short time for ranks that it has dismissed.
+
+    This is not needed if the launcher has a store, because that store outlives rank 0.
+    """
+    launch = launched_process()
+    if launch is not None and launch.rank == 0 and not _has_agent():
+        with suppress(ProcessLostError):
+            by_launcher(launch).stay_for_dismissed()
 
 
 def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:

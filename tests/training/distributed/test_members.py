@@ -72,6 +72,7 @@ def test_a_rank_0_that_trains_nothing_lets_the_others_go(
         Member(0, 2, 0, store).call_others("cpu", 3.0)
     with pytest.raises(KeyError), others_dismissed():
         raise KeyError  # what ends rank 0 is no reason to leave them waiting
+    members.stay_for_dismissed()
     if not has_called:
         assert given == [expected]  # rank 0 was there until rank 1 had looked
     looking.join(60)
@@ -163,11 +164,16 @@ def test_an_interruption_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_rank_0_waits_for_nobody_who_need_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an agent, whose store outlives it; nor forever for those that will never come."""
+    launched, store = LaunchedProcess(0, 3, 0, "127.0.0.1"), dist.HashStore()
+    monkeypatch.setattr(members, "launched_process", lambda: launched)
+    monkeypatch.setattr(members, "by_launcher", lambda _: Member(0, 3, 0, store))
+    members.stay_for_dismissed()  # who were called, or not dismissed
+    Member(0, 3, 0, store).dismiss_others()
     monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(seconds=0.05))
-    Member(0, 3, 0, dist.HashStore()).dismiss_others()
+    members.stay_for_dismissed()
     monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(hours=1))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    Member(0, 3, 0, dist.HashStore()).dismiss_others()
+    members.stay_for_dismissed()
 
 
 def test_the_store_of_a_launch_has_a_call_as_long_as_rank_0_lives(
@@ -182,6 +188,7 @@ def test_the_store_of_a_launch_has_a_call_as_long_as_rank_0_lives(
     monkeypatch.setattr(members, "DISMISSED_WITHIN", timedelta(hours=1))
     with others_dismissed():
         pass
+    members.stay_for_dismissed()
     second = by_launcher(LaunchedProcess(1, 2, 1, "127.0.0.1"))
     assert second.called() == ("cpu", 3.0)
 
