@@ -31,4 +31,6 @@ ARGUED: dict[str, str] = {
     "dd0987a8afe2fbdb": "any of these shifts mixes the bits of a number",
     "d27cd699e73d5e3a": "in how many pieces a copy is announced does not change it",
     "0cd6b940ae1b3612": "a reason of about this length is meant",
+    "ccf2491fc21808db": "one byte, and only of a model without parameters outside its blocks",
+    "1b847d01bc9c664f": "an example that has nothing in common is as good as none",
 }

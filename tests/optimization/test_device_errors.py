@@ -111,3 +111,9 @@ def test_memory_that_is_free_goes_to_the_others_on_the_device(
     monkeypatch.setattr(device_errors.gc, "collect", lambda: collected.append(1))
     device_errors.free_memory(torch.device(device))
     assert (gpu.num_emptied, collected) == (num_emptied, [1])
+
+
+def test_errors_that_lead_to_each_other_are_released_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__context__ = second, first
+    release_traceback(first)
