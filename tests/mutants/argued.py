@@ -23,7 +23,7 @@ ARGUED: dict[str, str] = {
     "b0b599a5a3f415c8": "about half a minute is meant",
     "9ebd29a043d269bd": "about five minutes are meant",
     "3b3062bd3b1c5df8": "how often a waiting thread looks up does not change what it gives",
-    "d99e3323dcb42200": "torch's default dtype is this one unless somebody changes it",
+    "d99e3323dcb42200": "torch's default dtype is this one unless it is changed",
     "6a3c2f4f1622d043": "two sums of floats that differ by exactly the least gain",
     "2f036ca1566d8662": "the size of a piece does not change the file",
     "97728d86da27db63": "a rise of exactly the least gain changes a mean by nothing that counts",

@@ -74,16 +74,16 @@ def modules() -> list[str]:
 def mirror_of(module: str) -> list[str]:
     """Return the quick test files of a module by the mirror of the tree, its own ones first.
 
-    Then those of its folder that are of no single module. A module without a file of its own is
-    tested by all of its folder, and what a feature
-    declares by the rules of the architecture, too; the field's cases see all.
+    The files of its folder that test no single module follow. A module without a file of its own
+    gets all files of its folder, and the declaration of a feature the rules of the architecture.
+    The field cases come last.
     """
-    beside = (ROOT / module).parent
-    folder, name = ROOT / "tests" / beside.relative_to(ROOT / PRODUCT), Path(module).stem
+    source = (ROOT / module).parent
+    folder, name = ROOT / "tests" / source.relative_to(ROOT / PRODUCT), Path(module).stem
     own = sorted({*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")})
     every = sorted(folder.glob("test_*.py"))
-    of_several = [path for path in every if not (beside / path.name.removeprefix("test_")).exists()]
-    near = [*own, *of_several] if own else every
+    shared = [path for path in every if not (source / path.name.removeprefix("test_")).exists()]
+    near = [*own, *shared] if own else every
     rules = [ROOT / "tests/test_architecture.py"] * (name == "feature")
     field_cases = sorted((ROOT / "tests/field").glob("test_*.py"))
     return [str(path.relative_to(ROOT)) for path in dict.fromkeys([*near, *rules, *field_cases])]

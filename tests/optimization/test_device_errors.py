@@ -113,6 +113,7 @@ def test_memory_that_is_free_goes_to_the_others_on_the_device(
     assert (gpu.num_emptied, collected) == (num_emptied, [1])
 
 
+@pytest.mark.timeout(20)  # otherwise they are followed forever
 def test_errors_that_lead_to_each_other_are_released_once() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__context__ = second, first

@@ -163,7 +163,7 @@ def test_an_interruption_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rank_0_waits_for_nobody_who_need_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an agent, whose store outlives it; nor forever for those that will never come."""
+    """An agent's store outlives rank 0, and ranks that never start are given up."""
     launched, store = LaunchedProcess(0, 3, 0, "127.0.0.1"), dist.HashStore()
     monkeypatch.setattr(members, "launched_process", lambda: launched)
     monkeypatch.setattr(members, "by_launcher", lambda _: Member(0, 3, 0, store))
@@ -179,7 +179,7 @@ def test_rank_0_waits_for_nobody_who_need_not_come(monkeypatch: pytest.MonkeyPat
 def test_the_store_of_a_launch_has_a_call_as_long_as_rank_0_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the end of a training would wait for ranks that have ended."""
+    """Otherwise a run that ends would wait for ranks that have ended."""
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     launched = LaunchedProcess(0, 2, 0, "127.0.0.1")

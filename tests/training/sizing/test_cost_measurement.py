@@ -286,7 +286,7 @@ class Probe:
 def test_a_second_optimizer_is_not_tried(
     has_optimizer: bool, seconds: float, tried: list[int]
 ) -> None:
-    """Where the run has one already, there may be no room for another."""
+    """If the run already has an optimizer, a second one may not fit into memory."""
     measurement, probe = measurement_of([3, 5]), Probe()
     given: Any = probe
     assert measurement._warm_up(given, has_optimizer) == seconds

@@ -37,7 +37,7 @@ def test_every_architecture_is_cut_by_structure(architecture: str) -> None:
 
 
 def test_a_difference_from_one_of_four_layers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first two, the middle and the last, of all other layers of a model none."""
+    """The check starts at the first two layers, the middle one and the last one."""
     hidden_at = Rack.hidden_at
     noticed = []
     for wrong in range(8):
